@@ -1,0 +1,186 @@
+"""Every setting that a number depends on: defined once, typed, on its narrowest owner.
+
+:func:`resolve` turns a user's YAML into a :class:`Config`; the plan freezes the result whole.
+"""
+
+import types
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import get_args
+
+from recipe.errors import Refused
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn; a temperature of 0 is greedy, top_k and min_p of 0 are off."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The protocol of a rollout, the same in training and evaluation."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 768  # of the completion, observations and glue included
+    max_tool_iterations: int = 3
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class Grpo:
+    """Optimisation. Whatever TRL or transformers would default to is stated when it matters."""
+
+    steps: int = 32
+    num_generations: int = 4  # rollouts a group
+    batch_size: int = 4  # rollouts an optimizer step, so one task a step
+    learning_rate: float = 1e-5
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    kl: float = 0.02  # beta; the reference is the starting checkpoint with the adapter disabled
+    loss_type: str = "dapo"  # token-level sum over the step's policy tokens
+    scale_rewards: str = "group"  # advantages divided by the group's standard deviation
+    clip: float = 0.2  # epsilon; without effect while strictly on-policy, where the ratio is 1
+    max_grad_norm: float = 1.0
+    optimizer: str = "adamw_torch"
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    gradient_checkpointing: bool = True
+    validation_every: int = 8  # steps between evaluations on the development split; 0 switches them off
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Agent evaluation on the test split, and on the development split during training."""
+
+    samples_per_task: int = 1
+    batch_size: int = 32
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Largest mean KL divergence (nats a token) of the merged policy from base + adapter, on frozen inputs."""
+
+    max_kl: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Gate: the candidate may solve at most this many items fewer than the starting checkpoint."""
+
+    margin: int = 3
+    batch_size: int = 32
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Sizes of the splits and the seed that they are drawn from."""
+
+    seed: int = 20_260
+    train: int = 128
+    development: int = 32
+    test: int = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole of it. ``precision`` is the type that checkpoints are loaded in."""
+
+    tasks: Tasks = field(default_factory=Tasks)
+    agent: Agent = field(default_factory=Agent)
+    grpo: Grpo = field(default_factory=Grpo)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    merge: Merge = field(default_factory=Merge)
+    retention: Retention = field(default_factory=Retention)
+    precision: str = "bfloat16"
+
+
+_CHOICES = {
+    "precision": ("bfloat16", "float32"),
+    "grpo.lr_schedule": ("constant", "linear", "cosine"),
+    "grpo.loss_type": ("dapo", "grpo", "bnpo", "dr_grpo"),
+    "grpo.scale_rewards": ("group", "batch", "none"),
+    "grpo.optimizer": ("adamw_torch", "adamw_torch_fused"),
+}
+_MAY_BE_ZERO = {
+    "agent.sampling.temperature", "agent.sampling.top_k", "agent.sampling.min_p", "agent.seed", "grpo.seed",
+    "grpo.warmup_steps", "grpo.kl", "grpo.weight_decay", "grpo.validation_every", "tasks.seed",
+    "retention.margin",
+}  # fmt: skip
+
+
+def resolve(overrides: dict | None) -> Config:
+    """Config from nested overrides of the defaults.
+
+    Raises:
+        Refused: an unknown key (named, with the known ones), a wrong type, or a value out of range.
+    """
+    config = build(Config, overrides or {})
+    grpo = config.grpo
+    if grpo.batch_size % grpo.num_generations:
+        raise Refused("configuration: grpo.batch_size must be a multiple of grpo.num_generations")
+    if grpo.num_generations < 2:
+        raise Refused("configuration: grpo.num_generations must be at least 2: a group of one has no advantage")
+    if grpo.steps * grpo.batch_size // grpo.num_generations > config.tasks.train:
+        raise Refused(
+            f"configuration: grpo.steps={grpo.steps} needs more than the tasks.train={config.tasks.train} tasks; "
+            "a task is trained on at most once"
+        )
+    if not 0 < config.agent.sampling.top_p <= 1 or not 0 <= config.agent.sampling.min_p < 1:
+        raise Refused("configuration: agent.sampling.top_p must be in (0, 1] and min_p in [0, 1)")
+    return config
+
+
+def deviations(config: Config) -> dict[str, object]:
+    """Settings that differ from the defaults, as ``{"grpo.steps": 8}``."""
+    default = _flat(asdict(Config()))
+    return {key: value for key, value in _flat(asdict(config)).items() if value != default[key]}
+
+
+def _flat(values: dict, prefix: str = "") -> dict[str, object]:
+    flat = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def build(owner: type, values: dict, prefix: str = ""):
+    """An instance of a configuration dataclass from plain values, each checked and named when refused."""
+    if not isinstance(values, dict):
+        raise Refused(f"configuration: {prefix.rstrip('.') or 'the file'} must be a mapping")
+    known = {entry.name: entry for entry in fields(owner)}
+    given = {}
+    for key, value in values.items():
+        if key not in known:
+            raise Refused(f"configuration: unknown key {prefix}{key}; known here: {', '.join(known)}")
+        kind = known[key].type
+        name = f"{prefix}{key}"
+        given[key] = build(kind, value, f"{name}.") if is_dataclass(kind) else _checked(name, kind, value)
+    return owner(**given)
+
+
+def _checked(name: str, kind: type, value):
+    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if float in kinds and isinstance(value, str):  # YAML 1.1 reads 1e-5 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds:
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise Refused(f"configuration: {name} must be {wanted}, not {value!r}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise Refused(f"configuration: {name} must be one of {', '.join(_CHOICES[name])}, not {value!r}")
+    if type(value) in (int, float) and not (value > 0 or (value == 0 and name in _MAY_BE_ZERO)):
+        raise Refused(f"configuration: {name} is out of range: {value!r}")
+    return value

@@ -1,0 +1,105 @@
+"""Canonical JSON, digests and files that appear whole or not at all."""
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from recipe.errors import Refused
+
+_CHUNK = 1 << 20
+
+
+def canonical(value) -> bytes:
+    """One byte string for one value: sorted keys, no spaces, ASCII, no NaN, a final newline.
+
+    ASCII because a policy may sample a lone surrogate into an argument, which UTF-8 cannot carry.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def digest(value) -> str:
+    """SHA-256 (hex) of the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def tree_digests(root: Path) -> dict[str, str]:
+    """``{relative POSIX path: SHA-256}`` of every file below ``root``, hashed in parallel."""
+    paths = sorted(path for path in Path(root).rglob("*") if path.is_file())
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL: one thread a core reads a checkpoint
+        digests = list(pool.map(file_digest, paths))
+    return {path.relative_to(root).as_posix(): sha for path, sha in zip(paths, digests)}
+
+
+@contextmanager
+def replacing(path: Path):
+    """Yield a temporary path beside ``path``; on success it is synced and renamed into place."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value) -> None:
+    """Write ``value`` as canonical JSON."""
+    write_bytes(path, canonical(value))
+
+
+def write_lines(path: Path, values) -> None:
+    """Write one canonical JSON document a line."""
+    write_bytes(path, b"".join(canonical(value) for value in values))
+
+
+def read_json(path: Path, what: str):
+    """Read a JSON file that the user or an earlier stage made; ``what`` names it in the refusal."""
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise Refused(f"{what} is missing: {path}") from None
+    except NotADirectoryError:
+        raise Refused(f"{what} is missing: {path}") from None
+    except (ValueError, IsADirectoryError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(f"{what} is not readable JSON: {path} ({error})") from None
+
+
+def read_lines(path: Path, what: str) -> list:
+    """Read a file of one JSON document a line."""
+    try:
+        lines = Path(path).read_text().splitlines()
+        return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        raise Refused(f"{what} is missing: {path}") from None
+    except (ValueError, IsADirectoryError, RecursionError) as error:
+        raise Refused(f"{what} is not readable as JSON lines: {path} ({error})") from None

@@ -1,0 +1,123 @@
+"""One rollout as a token stream, and many of them sampled side by side.
+
+A rollout is fully determined by its task and the sampled ids of its assistant turns: everything else (calls,
+observations, glue, masks, outcome, reward) follows. :class:`Rollout` is that derivation. Training checks TRL's
+stream against it, the evaluations sample through it, and the replay repeats it from the recorded ids.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from recipe.chat import Chat, Turn
+from recipe.config import Agent
+from recipe.environment import OrderEnvironment, begin_turn, events, execute
+from recipe.judge import Outcome, judge, training_reward
+from recipe.tasks import Task
+
+
+class Rollout:
+    """The stream of one rollout, grown turn by turn.
+
+    ``ids`` and ``mask`` run over the completion (policy turns, glue and observations, without the prompt) and are
+    at most ``agent.max_tokens`` long; ``mask`` is 1 on the policy's tokens alone. ``spans`` holds the sampled ids
+    of each turn. ``open`` says whether the policy may speak again.
+    """
+
+    def __init__(self, task: Task, chat: Chat, agent: Agent):
+        self.task, self._chat, self._agent = task, chat, agent
+        self._environment = OrderEnvironment()
+        self._environment.reset(task.record())
+        self.prompt = chat.prompt(task.messages())
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.spans: list[list[int]] = []
+        self.turns: list[Turn] = []
+        self.open = True
+        self._cut = False
+
+    @property
+    def budget(self) -> int:
+        """Tokens that the next turn may take."""
+        return self._agent.max_tokens - len(self.ids)
+
+    def speak(self, sampled: Sequence[int]) -> None:
+        """Add one sampled turn: execute its calls, append their observations, decide whether to go on."""
+        if not self.open or not 0 < len(sampled) <= self.budget:
+            raise ValueError(f"{self.task.task_id}: a turn of {len(sampled)} tokens does not fit the rollout")
+        turn = self._chat.parse(sampled)
+        self.spans.append(list(sampled))
+        self.turns.append(turn)
+        self._append(sampled, 1)
+        self._cut = not turn.finished
+        self.open = False
+        if turn.calls and len(self.turns) <= self._agent.max_tool_iterations:
+            begin_turn(self._environment, len(self.turns) - 1)
+            observations = [execute(self._environment, call.name, call.arguments) for call in turn.calls]
+            self._append(self._chat.observe(observations), 0)
+            self.open = self.budget > 0
+            self._cut = not self.open
+
+    def _append(self, ids: Sequence[int], mask: int) -> None:
+        kept = list(ids)[: self.budget]
+        self.ids += kept
+        self.mask += [mask] * len(kept)
+
+    def outcome(self) -> Outcome:
+        return judge(
+            self.task, self.turns, events(self._environment), hit_cap=self._cut, tokens=sum(map(len, self.spans))
+        )
+
+    def record(self) -> dict:
+        """All of the rollout as plain data; a function of task and spans alone."""
+        outcome = self.outcome()
+        return {
+            "task_id": self.task.task_id,
+            "prompt_ids": self.prompt,
+            "ids": self.ids,
+            "mask": self.mask,
+            "spans": self.spans,
+            "turns": [turn.record() for turn in self.turns],
+            "events": [event.record() for event in events(self._environment)],
+            "outcome": outcome.record(),
+            "reward": training_reward(outcome),
+        }
+
+
+def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, agent: Agent) -> Rollout:
+    """The rollout that these sampled turns make."""
+    rollout = Rollout(task, chat, agent)
+    for span in spans:
+        rollout.speak(span)
+    return rollout
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rollout to sample: its task and which of the task's samples it is."""
+
+    task: Task
+    sample: int = 0
+
+
+# (prompts, budgets, streams) -> sampled ids of one turn for each row
+Sampler = Callable[[list[list[int]], list[int], list], list[list[int]]]
+
+
+def sample(requests: Sequence[Request], chat: Chat, agent: Agent, sampler: Sampler, streams: list) -> list[Rollout]:
+    """Sample rollouts in one batch, turn by turn, until none may go on.
+
+    Args:
+        requests: B rollouts.
+        sampler: one turn for the rows given; never returns more than a row's budget.
+        streams: B random streams, one a rollout (:class:`recipe.decoding.RandomStream`).
+    """
+    rollouts = [Rollout(request.task, chat, agent) for request in requests]
+    while speaking := [row for row, rollout in enumerate(rollouts) if rollout.open]:
+        turns = sampler(
+            [rollouts[row].prompt + rollouts[row].ids for row in speaking],
+            [rollouts[row].budget for row in speaking],
+            [streams[row] for row in speaking],
+        )
+        for row, turn in zip(speaking, turns, strict=True):
+            rollouts[row].speak(turn)
+    return rollouts
