@@ -15,7 +15,6 @@ bits of every result   before multiplying, after adding        ``MAX_BITS``
 
 import ast
 import re
-import warnings
 
 MAX_CHARACTERS = 200
 MAX_NODES = 100
@@ -51,10 +50,7 @@ def parse(expression: str) -> ast.expr:
     if not _ALLOWED.fullmatch(expression):
         raise CalculatorError("Erlaubt sind nur ganze Zahlen, + - * und runde Klammern.")
     try:
-        with warnings.catch_warnings():
-            # "3(4)" parses as a call with a SyntaxWarning; it is refused below, silently.
-            warnings.simplefilter("ignore", SyntaxWarning)
-            tree = ast.parse(expression.strip(), mode="eval").body
+        tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise CalculatorError("Der Ausdruck ist unvollständig oder falsch geschrieben.") from None
     _check_form(tree)

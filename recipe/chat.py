@@ -8,9 +8,9 @@ Here an assistant turn *is* its sampled ids. Only what stands around it is ever 
     assistant turn                  the sampled ids, end token included when it was sampled
     glue + observations             the rest of the template up to the next generation prompt
 
-The pieces meet at control tokens, which tokenizers never merge across, so tokenising them apart changes
-nothing. That holds for every official Qwen3 template, also those that re-render or drop earlier thinking;
-:meth:`Chat.check` proves it for a given one before anything runs.
+Glue begins behind the end token and ends with a generation prompt, so tokenising it apart changes nothing. That holds
+for every official Qwen3 template, also those that re-render or drop earlier thinking; :meth:`Chat.check` proves it
+for a given one before anything runs.
 """
 
 import json
@@ -110,6 +110,7 @@ class Chat:
         self.tools = list(tools) or None
         self.end_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id
+        self._known = len(tokenizer)  # counted once: that takes 40 ms with Qwen3's vocabulary
         opened = self._render([{"role": "user", "content": "u"}], add_generation_prompt=True)
         self.thinking_opened = opened.rstrip().endswith(THINK)
 
@@ -152,12 +153,11 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; ids beyond the tokenizer (padded embedding rows) become replacement characters."""
-        known = len(self.tokenizer)
-        if all(token < known for token in ids):
+        if all(token < self._known for token in ids):
             return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         parts, run = [], []
         for token in [*ids, None]:
-            if token is not None and token < known:
+            if token is not None and token < self._known:
                 run.append(token)
                 continue
             parts.append(self.decode(run) if run else "")
@@ -182,8 +182,10 @@ class Chat:
                 raise Refused(f"the chat template drops or rewrites the {message['role']} message")
         if not prompt.removesuffix(THINK + "\n").endswith("<|im_start|>assistant\n"):
             raise Refused("the chat template does not open an assistant turn with '<|im_start|>assistant'")
-        thinking = "" if self.thinking_opened else THINK
-        turn = self.encode(f"{thinking}\nGut.\n{END_THINK}\n\nSofort.") + [self.end_id]
+        if self.tools and not self._teaches_json_calls():
+            raise Refused("the chat template does not write calls as JSON in <tool_call>: Qwen3-Coder's is not read")
+        opening = "" if self.thinking_opened else f"{THINK}\n"
+        turn = self.encode(f"{opening}Gut.\n{END_THINK}\n\nSofort.") + [self.end_id]
         glue = self.continuation_text([{"role": "tool", "content": observation}], finished=True)
         if observation not in glue or not glue.startswith("\n<|im_start|>user\n<tool_response>"):
             raise Refused("the chat template does not show tool results as Qwen3's <tool_response>")
@@ -192,14 +194,25 @@ class Chat:
         if apart != whole:
             raise Refused("the tokenizer merges text across a turn's control tokens")
 
+    def _teaches_json_calls(self) -> bool:
+        call = {"name": "probe", "arguments": {"text": "ä"}}
+        spoken = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        shown = self._render([{"role": "user", "content": "u"}, spoken], add_generation_prompt=False)
+        return list(_calls(shown))[-1:] == [Call(**call)]  # the last: instructions show empty calls before it
+
     def _render(self, messages: list[dict], add_generation_prompt: bool) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tools=self.tools,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            enable_thinking=True,
-        )
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=self.tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                enable_thinking=True,
+            )
+        except (ValueError, TemplateError) as error:  # ValueError: the tokenizer has no template
+            raise Refused(f"the chat template cannot render a Qwen3 conversation: {error}") from None
 
     def _refuse_control_tokens(self, text: str) -> None:
         """An observation that spells a control token would be tokenised as that token."""

@@ -3,21 +3,40 @@
 :func:`resolve` turns a user's YAML into a :class:`Config`; the plan freezes the result whole.
 """
 
+import math
 import types
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import get_args
 
 from recipe.errors import Refused
+
+
+PRECISIONS = ("bfloat16", "float32")
+
+
+def or_zero(default):
+    """A number that may be zero; all others are positive."""
+    return field(default=default, metadata={"zero": True})
+
+
+def one_of(*choices: str):
+    """A name out of ``choices``; the first is the default."""
+    return field(default=choices[0], metadata={"choices": choices})
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How a token is drawn; a temperature of 0 is greedy, top_k and min_p of 0 are off."""
 
-    temperature: float = 0.6
+    temperature: float = or_zero(0.6)
     top_p: float = 0.95
-    top_k: int = 20
-    min_p: float = 0.0
+    top_k: int = or_zero(20)
+    min_p: float = or_zero(0.0)
+
+    def __post_init__(self):
+        if self.top_p > 1 or self.min_p >= 1:
+            raise Refused("configuration: sampling.top_p must be in (0, 1] and sampling.min_p in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -27,7 +46,7 @@ class Agent:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 768  # of the completion, observations and glue included
     max_tool_iterations: int = 3
-    seed: int = 42
+    seed: int = or_zero(42)
 
 
 @dataclass(frozen=True)
@@ -38,23 +57,24 @@ class Grpo:
     num_generations: int = 4  # rollouts a group
     batch_size: int = 4  # rollouts an optimizer step, so one task a step
     learning_rate: float = 1e-5
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    kl: float = 0.02  # beta; the reference is the starting checkpoint with the adapter disabled
-    loss_type: str = "dapo"  # token-level sum over the step's policy tokens
-    scale_rewards: str = "group"  # advantages divided by the group's standard deviation
+    lr_schedule: str = one_of("constant", "linear", "cosine")
+    warmup_steps: int = or_zero(0)
+    kl: float = or_zero(0.02)  # beta; the reference is the starting checkpoint with the adapter disabled
+    loss_type: str = one_of("dapo", "grpo", "bnpo", "dr_grpo")  # token-level sum over the step's policy tokens
+    scale_rewards: str = one_of("group", "batch", "none")  # advantages divided by the group's standard deviation
     clip: float = 0.2  # epsilon; without effect while strictly on-policy, where the ratio is 1
     max_grad_norm: float = 1.0
-    optimizer: str = "adamw_torch"
+    optimizer: str = one_of("adamw_torch", "adamw_torch_fused")
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = or_zero(0.0)
     lora_rank: int = 16
     lora_alpha: int = 32
     gradient_checkpointing: bool = True
-    validation_every: int = 8  # steps between evaluations on the development split; 0 switches them off
-    seed: int = 42
+    checkpoint_every: int = or_zero(8)  # steps between checkpoints to resume from; 0: only when paused
+    validation_every: int = or_zero(8)  # steps between evaluations on the development split; 0 switches them off
+    seed: int = or_zero(42)
 
 
 @dataclass(frozen=True)
@@ -76,15 +96,14 @@ class Merge:
 class Retention:
     """Gate: the candidate may solve at most this many items fewer than the starting checkpoint."""
 
-    margin: int = 3
-    batch_size: int = 32
+    margin: int = or_zero(3)
 
 
 @dataclass(frozen=True)
 class Tasks:
     """Sizes of the splits and the seed that they are drawn from."""
 
-    seed: int = 20_260
+    seed: int = or_zero(20_260)
     train: int = 128
     development: int = 32
     test: int = 32
@@ -100,21 +119,21 @@ class Config:
     evaluation: Evaluation = field(default_factory=Evaluation)
     merge: Merge = field(default_factory=Merge)
     retention: Retention = field(default_factory=Retention)
-    precision: str = "bfloat16"
+    precision: str = one_of(*PRECISIONS)
 
 
-_CHOICES = {
-    "precision": ("bfloat16", "float32"),
-    "grpo.lr_schedule": ("constant", "linear", "cosine"),
-    "grpo.loss_type": ("dapo", "grpo", "bnpo", "dr_grpo"),
-    "grpo.scale_rewards": ("group", "batch", "none"),
-    "grpo.optimizer": ("adamw_torch", "adamw_torch_fused"),
-}
-_MAY_BE_ZERO = {
-    "agent.sampling.temperature", "agent.sampling.top_k", "agent.sampling.min_p", "agent.seed", "grpo.seed",
-    "grpo.warmup_steps", "grpo.kl", "grpo.weight_decay", "grpo.validation_every", "tasks.seed",
-    "retention.margin",
-}  # fmt: skip
+def read(path: Path | None) -> dict | None:
+    """Overrides from a YAML file; None without one."""
+    if path is None:
+        return None
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise Refused(f"configuration: {path} cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refused(f"configuration: {path} is not YAML ({str(error).splitlines()[0]})") from None
 
 
 def resolve(overrides: dict | None) -> Config:
@@ -123,7 +142,7 @@ def resolve(overrides: dict | None) -> Config:
     Raises:
         Refused: an unknown key (named, with the known ones), a wrong type, or a value out of range.
     """
-    config = build(Config, overrides or {})
+    config = build(Config, {} if overrides is None else overrides)
     grpo = config.grpo
     if grpo.batch_size % grpo.num_generations:
         raise Refused("configuration: grpo.batch_size must be a multiple of grpo.num_generations")
@@ -134,8 +153,6 @@ def resolve(overrides: dict | None) -> Config:
             f"configuration: grpo.steps={grpo.steps} needs more than the tasks.train={config.tasks.train} tasks; "
             "a task is trained on at most once"
         )
-    if not 0 < config.agent.sampling.top_p <= 1 or not 0 <= config.agent.sampling.min_p < 1:
-        raise Refused("configuration: agent.sampling.top_p must be in (0, 1] and min_p in [0, 1)")
     return config
 
 
@@ -161,14 +178,14 @@ def build(owner: type, values: dict, prefix: str = ""):
     for key, value in values.items():
         if key not in known:
             raise Refused(f"configuration: unknown key {prefix}{key}; known here: {', '.join(known)}")
-        kind = known[key].type
-        name = f"{prefix}{key}"
-        given[key] = build(kind, value, f"{name}.") if is_dataclass(kind) else _checked(name, kind, value)
+        name, entry = f"{prefix}{key}", known[key]
+        nested = is_dataclass(entry.type)
+        given[key] = build(entry.type, value, f"{name}.") if nested else _checked(name, entry, value)
     return owner(**given)
 
 
-def _checked(name: str, kind: type, value):
-    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+def _checked(name: str, entry: Field, value):
+    kinds = get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
     if float in kinds and isinstance(value, str):  # YAML 1.1 reads 1e-5 as text
         try:
             value = float(value)
@@ -179,8 +196,10 @@ def _checked(name: str, kind: type, value):
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise Refused(f"configuration: {name} must be {wanted}, not {value!r}")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise Refused(f"configuration: {name} must be one of {', '.join(_CHOICES[name])}, not {value!r}")
-    if type(value) in (int, float) and not (value > 0 or (value == 0 and name in _MAY_BE_ZERO)):
+    choices = entry.metadata.get("choices", (value,))
+    if value not in choices:
+        raise Refused(f"configuration: {name} must be one of {', '.join(choices)}, not {value!r}")
+    zero = value == 0 and "zero" in entry.metadata
+    if type(value) in (int, float) and not (0 < value < math.inf or zero):
         raise Refused(f"configuration: {name} is out of range: {value!r}")
     return value

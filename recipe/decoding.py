@@ -126,9 +126,16 @@ def _warpers(sampling: Sampling):
 
 
 def _pick(logits, warp, streams: Sequence[RandomStream], sampling: Sampling) -> list[int]:
-    """One token a row. ``logits``: (B, V) in float32."""
+    """One token a row. ``logits``: (B, V) in float32.
+
+    Raises:
+        FloatingPointError: a logit is NaN or infinite. A broken checkpoint would otherwise speak quietly: the
+            greedy choice is then the NaN itself, the sampled one an id past the vocabulary.
+    """
     import torch
 
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError("the model's logits are not finite: its weights or its precision are broken")
     if sampling.temperature == 0.0:
         return logits.argmax(-1).tolist()
     probabilities = warp(None, logits).softmax(-1).double()

@@ -85,21 +85,19 @@ def write_lines(path: Path, values) -> None:
 def read_json(path: Path, what: str):
     """Read a JSON file that the user or an earlier stage made; ``what`` names it in the refusal."""
     try:
-        return json.loads(Path(path).read_text())
-    except FileNotFoundError:
+        return json.loads(Path(path).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{what} is missing: {path}") from None
-    except NotADirectoryError:
-        raise Refused(f"{what} is missing: {path}") from None
-    except (ValueError, IsADirectoryError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, IsADirectoryError, RecursionError) as error:
         raise Refused(f"{what} is not readable JSON: {path} ({error})") from None
 
 
 def read_lines(path: Path, what: str) -> list:
     """Read a file of one JSON document a line."""
     try:
-        lines = Path(path).read_text().splitlines()
-        return [json.loads(line) for line in lines]
-    except FileNotFoundError:
+        # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
+        return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{what} is missing: {path}") from None
     except (ValueError, IsADirectoryError, RecursionError) as error:
         raise Refused(f"{what} is not readable as JSON lines: {path} ({error})") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from recipe.chat import Chat, Turn
 from recipe.config import Agent
-from recipe.environment import OrderEnvironment, begin_turn, events, execute
+from recipe.environment import Event, OrderEnvironment, begin_turn, events, execute
 from recipe.judge import Outcome, judge, training_reward
 from recipe.tasks import Task
 
@@ -41,9 +41,17 @@ class Rollout:
         return self._agent.max_tokens - len(self.ids)
 
     def speak(self, sampled: Sequence[int]) -> None:
-        """Add one sampled turn: execute its calls, append their observations, decide whether to go on."""
+        """Add one sampled turn: execute its calls, append their observations, decide whether to go on.
+
+        Raises:
+            ValueError: ids that sampling cannot have given here; a tampered record may hold anything.
+        """
         if not self.open or not 0 < len(sampled) <= self.budget:
             raise ValueError(f"{self.task.task_id}: a turn of {len(sampled)} tokens does not fit the rollout")
+        if not all(type(token) is int and token >= 0 for token in sampled):
+            raise ValueError(f"{self.task.task_id}: a turn holds what is no token id")
+        if self._chat.end_id in sampled[:-1]:
+            raise ValueError(f"{self.task.task_id}: a turn goes on after its end token")
         turn = self._chat.parse(sampled)
         self.spans.append(list(sampled))
         self.turns.append(turn)
@@ -62,10 +70,11 @@ class Rollout:
         self.ids += kept
         self.mask += [mask] * len(kept)
 
+    def events(self) -> tuple[Event, ...]:
+        return events(self._environment)
+
     def outcome(self) -> Outcome:
-        return judge(
-            self.task, self.turns, events(self._environment), hit_cap=self._cut, tokens=sum(map(len, self.spans))
-        )
+        return judge(self.task, self.turns, self.events(), hit_cap=self._cut, tokens=sum(map(len, self.spans)))
 
     def record(self) -> dict:
         """All of the rollout as plain data; a function of task and spans alone."""
@@ -77,7 +86,7 @@ class Rollout:
             "mask": self.mask,
             "spans": self.spans,
             "turns": [turn.record() for turn in self.turns],
-            "events": [event.record() for event in events(self._environment)],
+            "events": [event.record() for event in self.events()],
             "outcome": outcome.record(),
             "reward": training_reward(outcome),
         }

@@ -111,12 +111,17 @@ def check(splits: dict[str, list[Task]]) -> None:
     """Prove what the task set promises.
 
     Raises:
-        Refused: an identifier used twice, a leaked number, or two splits that share a wording; names the task.
+        Refused: a name or an identifier used twice, a leaked number, or two splits that share a wording; names
+            the task.
     """
+    names: set[str] = set()
     seen: dict[str, str] = {}
     wordings: dict[str, str] = {}
     for split, tasks in splits.items():
         for task in tasks:
+            if task.task_id in names:
+                raise Refused(f"task {task.task_id} stands in the set twice")
+            names.add(task.task_id)
             if task.record_id in seen:
                 raise Refused(f"task {task.task_id} uses the identifier of {seen[task.record_id]}: {task.record_id}")
             seen[task.record_id] = task.task_id

@@ -19,13 +19,11 @@ def raw_span_tokenizer(tokenizer, tools):
     wrapped.__class__ = type(base.__name__, (_RawSpans, base), {})
     wrapped.padding_side = "left"
     wrapped.chat = Chat(tokenizer, tools)
+    wrapped.response_schema = {"type": "object"}  # TRL asks only whether one is set; parsing is overridden below
     return wrapped
 
 
 class _RawSpans:
-    # TRL asks only whether a schema is set; parsing is overridden below.
-    response_schema = {"type": "object"}
-
     def parse_response(self, ids) -> dict:
         """One sampled turn as a message; never raises for what a policy can sample."""
         turn = self.chat.parse(ids)

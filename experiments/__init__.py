@@ -1,0 +1,1 @@
+"""One entrypoint a stage. Nothing imports them: the library is ``recipe``."""

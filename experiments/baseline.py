@@ -1,0 +1,16 @@
+"""Agent evaluation of the starting checkpoint on the test split.
+
+    python -m experiments.baseline --plan runs/my-pilot/plan.json
+"""
+
+from recipe.stage import Done, Stage, main
+
+
+def run(stage: Stage) -> Done:
+    from recipe import evaluation
+
+    return evaluation.evaluate_checkpoint(stage, stage.plan.checkpoint)
+
+
+if __name__ == "__main__":
+    main("baseline", __doc__, run)

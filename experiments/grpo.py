@@ -1,0 +1,16 @@
+"""GRPO with tools from the starting checkpoint to an adapter, every rollout recorded.
+
+    python -m experiments.grpo --plan runs/my-pilot/plan.json
+"""
+
+from recipe.stage import Done, Stage, main
+
+
+def run(stage: Stage) -> Done | None:
+    from recipe import grpo
+
+    return grpo.train(stage)
+
+
+if __name__ == "__main__":
+    main("grpo", __doc__, run, resumable=True)

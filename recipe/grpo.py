@@ -1,0 +1,240 @@
+"""GRPO on the policy's own tool use, from the frozen order of tasks to an adapter with its evidence.
+
+Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300) as TRL implements it: one task a group, one
+group a step, advantages from the group's own rewards, KL to the starting checkpoint (the adapter disabled).
+Strictly on-policy: each batch of rollouts is used for one optimizer step, so the probability ratio is 1.
+
+The stage writes::
+
+    grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
+    grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
+    grpo/adapter/                    the LoRA adapter after the last step
+    grpo/trainer/                    while it runs: what a paused run goes on from (recipe.resume)
+
+It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
+"""
+
+import hashlib
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model_state_dict
+from tqdm import tqdm
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from trl import GRPOConfig
+
+from recipe import checkpoint, evaluation, evidence, resume
+from recipe.config import Config
+from recipe.errors import CheckFailed
+from recipe.files import digest, read_json, tree_digests, write_json, write_lines
+from recipe.policy import agent_chat
+from recipe.stage import Done, Stage
+from recipe.trainer import AgenticGRPOTrainer
+from recipe.trl_chat import raw_span_tokenizer
+
+
+def train(stage: Stage) -> Done | None:
+    """Train the starting checkpoint's adapter; the whole of the grpo stage. None when it was paused."""
+    plan, config = stage.plan, stage.plan.config
+    set_seed(config.grpo.seed)  # the adapter's initial weights come from the ambient generator
+    model = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
+    tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
+    chat = agent_chat(tokenizer)
+    resumed_from, step = resume.latest(stage)
+    recorder, checkpoints = Recorder(stage, step), resume.Checkpoints(stage)
+    callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), checkpoints]
+    trainer = AgenticGRPOTrainer(
+        model=model,
+        processing_class=raw_span_tokenizer(tokenizer, chat.tools),
+        args=arguments(config, stage.folder / resume.TRAINER),
+        train_dataset=Dataset.from_list(
+            [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
+        ),
+        peft_config=LoraConfig(
+            r=config.grpo.lora_rank,
+            lora_alpha=config.grpo.lora_alpha,
+            lora_dropout=0.0,  # dropout would be active while sampling
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        ),
+        agent=config.agent,
+        on_rollouts=recorder.hold,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)
+    before = adapter_digest(trainer.model)
+    trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
+    if checkpoints.paused:
+        return None
+    after = adapter_digest(trainer.model)
+    adapter = stage.folder / "adapter"
+    save_adapter(trainer.model, adapter)
+    stage.store(adapter, config.grpo.steps, {"plan_id": plan.id, "adapter_parameters": after})
+    shutil.rmtree(stage.folder / resume.TRAINER)  # nothing to resume any more
+    return finish(stage, recorder.steps, before, after)
+
+
+def arguments(config: Config, folder: Path) -> GRPOConfig:
+    """TRL's arguments from the frozen settings."""
+    grpo, agent, bf16 = config.grpo, config.agent, config.precision == "bfloat16"
+    return GRPOConfig(
+        output_dir=str(folder),
+        max_steps=grpo.steps,
+        num_generations=grpo.num_generations,
+        per_device_train_batch_size=grpo.batch_size,
+        gradient_accumulation_steps=1,
+        steps_per_generation=1,
+        num_iterations=1,
+        shuffle_dataset=False,  # the dataset is in the frozen order already
+        beta=grpo.kl,
+        loss_type=grpo.loss_type,
+        scale_rewards=grpo.scale_rewards,
+        epsilon=grpo.clip,
+        importance_sampling_level="token",
+        mask_truncated_completions=False,
+        disable_dropout=True,
+        max_completion_length=agent.max_tokens,
+        max_tool_calling_iterations=agent.max_tool_iterations,
+        temperature=agent.sampling.temperature,
+        top_p=agent.sampling.top_p,
+        top_k=agent.sampling.top_k,
+        min_p=agent.sampling.min_p,
+        repetition_penalty=1.0,
+        learning_rate=grpo.learning_rate,
+        lr_scheduler_type=grpo.lr_schedule,
+        warmup_steps=grpo.warmup_steps,
+        optim=grpo.optimizer,
+        adam_beta1=grpo.adam_beta1,
+        adam_beta2=grpo.adam_beta2,
+        adam_epsilon=grpo.adam_epsilon,
+        weight_decay=grpo.weight_decay,
+        max_grad_norm=grpo.max_grad_norm,
+        bf16=bf16,  # with the base loaded in bf16: adapters and log-probabilities stay float32
+        gradient_checkpointing=grpo.gradient_checkpointing,
+        seed=grpo.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # the filter would log a loss of 0 while the weights become NaN
+        save_strategy="no",  # recipe.resume says when
+        save_total_limit=1,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+# TRL's log keys that the evidence keeps; all of them are reproducible (no times).
+_KEPT = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "kl": "kl",
+    "entropy": "entropy",
+    "completions/mean_length": "mean_policy_tokens",
+}
+
+
+class Recorder(TrainerCallback):
+    """Writes one file a step, once the step is whole, and stops training on gradients that are not finite."""
+
+    def __init__(self, stage: Stage, done: int):
+        self._stage = stage
+        self._held: list[dict] = []
+        self._start = time.perf_counter()
+        self._bar = tqdm(total=stage.plan.config.grpo.steps, initial=done, desc="grpo", unit="step")
+        self.steps = [read_json(self._path(step), "a training step") for step in range(1, done + 1)]
+
+    def _path(self, step: int) -> Path:
+        return self._stage.folder / evidence.STEPS / evidence.step_name(step)
+
+    def hold(self, rollouts, advantages) -> None:
+        """Keep a scored batch until its step ends."""
+        self._held = [
+            {**rollout.record(), "advantage": advantage}
+            for rollout, advantage in zip(rollouts, advantages, strict=True)
+        ]
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                raise CheckFailed(f"step {state.global_step + 1}: the gradient of {name} is not finite")
+
+    def on_log(self, args, state, control, logs, **_):
+        if "loss" not in logs:  # the closing summary of a run
+            return
+        step = state.global_step
+        size = self._stage.plan.config.grpo.num_generations
+        metrics = {ours: float(logs[theirs]) for theirs, ours in _KEPT.items() if theirs in logs}
+        record = {"step": step, "rollouts": self._held, "metrics": {**metrics, **evidence.step_metrics(self._held, size)}}
+        write_json(self._path(step), record)
+        self.steps.append(record)
+        now = time.perf_counter()
+        tokens = sum(rollout["outcome"]["tokens"] for rollout in self._held)
+        speed = {"tokens_per_second": tokens / (now - self._start), "step_seconds": now - self._start}
+        self._stage.report("training", step, {**record["metrics"], **speed})
+        self._start = now
+        self._bar.set_postfix(reward=f"{record['metrics']['reward']:.2f}", refresh=False)
+        self._bar.update()
+
+    def on_train_end(self, args, state, control, **_):
+        self._bar.close()
+
+
+class Validation(TrainerCallback):
+    """Evaluates the policy on the development split every ``validation_every`` steps.
+
+    Rollouts draw from streams of their own, so that validating leaves training's random state as it was.
+    """
+
+    def __init__(self, stage: Stage, chat):
+        self._stage, self._chat = stage, chat
+
+    def on_step_end(self, args, state, control, model, **_):
+        config = self._stage.plan.config
+        if state.global_step % config.grpo.validation_every:
+            return
+        model.eval()
+        records = evaluation.evaluate(
+            model, self._chat, self._stage.plan.splits["development"], config.agent, config.evaluation, "validation"
+        )
+        model.train()
+        write_lines(self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step), records)
+        self._stage.report("validation", state.global_step, evidence.aggregate(records))
+
+
+def adapter_digest(model) -> str:
+    """SHA-256 over the names and values of the adapter's parameters."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(get_peft_model_state_dict(model).items()):
+        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def save_adapter(model, folder: Path) -> None:
+    """Write the adapter so that equal adapters are equal files: PEFT lists its target modules in hash order."""
+    model.save_pretrained(folder)
+    settings = read_json(folder / "adapter_config.json", "the adapter's configuration")
+    write_json(folder / "adapter_config.json", {**settings, "target_modules": sorted(settings["target_modules"])})
+
+
+def finish(stage: Stage, steps: list[dict], before: str, after: str) -> Done:
+    """Aggregate a run and hold it against the gates that say whether anything was learned from."""
+    metrics = evidence.training_metrics(steps)
+    gates = {
+        "mixed_reward_groups": metrics["mixed_groups"] > 0,
+        # A group of equal rewards still has a gradient, from the KL term; only a mixed one shows a signal.
+        "nonzero_gradients": metrics["steps_with_mixed_reward_and_gradient"] > 0,
+        "adapter_changed": before != after,
+    }
+    failed = [name for name, passed in gates.items() if not passed]
+    ancestry = {
+        "checkpoint": stage.plan.document["checkpoint"]["digest"],
+        "adapter_parameters_before": before,
+        "adapter_parameters_after": after,
+        "adapter": digest(tree_digests(stage.folder / "adapter")),
+    }
+    failure = f"GRPO learned from nothing: {', '.join(failed)} did not hold" if failed else None
+    return Done(metrics, gates, ancestry, failure)

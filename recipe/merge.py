@@ -1,0 +1,125 @@
+"""The trained adapter folded into its base: a standalone checkpoint, checked after it was written.
+
+The check reads the written checkpoint back and compares its next-token distributions with those of base + adapter
+on frozen inputs (baseline rollouts), in float32, so that what it measures is the rounding of the merged weights.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from tqdm import tqdm
+
+from recipe import checkpoint
+from recipe.errors import CheckFailed
+from recipe.evidence import ROLLOUTS
+from recipe.files import digest, file_digest, read_lines, tree_digests
+from recipe.stage import Done, Stage
+
+INPUTS = 8  # baseline rollouts that the comparison reads
+
+
+def merge(stage: Stage) -> Done:
+    """Merge the grpo stage's adapter; the whole of the merge stage."""
+    plan = stage.plan
+    adapter = plan.run / "grpo" / "adapter"
+    trained = stage.completed("grpo")
+    if trained["ancestry"]["adapter"] != digest(tree_digests(adapter)):
+        raise CheckFailed(f"adapter ancestry: {adapter} is not the adapter that GRPO wrote")
+    stage.completed("baseline")
+    inputs = frozen_inputs(plan.run / "baseline" / ROLLOUTS)
+    target = stage.folder / "checkpoint"
+
+    with tqdm(total=3, desc="merge", unit="part") as bar:
+        write(plan.checkpoint, adapter, target, plan.config.precision)
+        bar.update()
+        device = checkpoint.device()
+        base = checkpoint.load_model(plan.checkpoint, "float32", device)
+        tuned = PeftModel.from_pretrained(base, adapter).eval()
+        wanted = [log_probabilities(tuned, ids) for ids in inputs]
+        bar.update()
+        merged = checkpoint.load_model(target, "float32", device)
+        metrics = compare(wanted, [log_probabilities(merged, ids) for ids in inputs])
+        metrics["update_error"] = update_error(tuned, merged)
+        bar.update()
+
+    kept = unchanged_files(plan.checkpoint, target)
+    gates = {"same_policy": metrics["mean_kl"] <= plan.config.merge.max_kl, "same_tokenizer": kept}
+    failed = [name for name, passed in gates.items() if not passed]
+    ancestry = {
+        "checkpoint": plan.document["checkpoint"]["digest"],
+        "adapter": trained["ancestry"]["adapter"],
+        "merged_checkpoint": checkpoint.identity(target)["digest"],
+    }
+    stage.report("merge", 0, metrics)
+    failure = f"the merged checkpoint is not base + adapter: {', '.join(failed)} did not hold" if failed else None
+    return Done(metrics, gates, ancestry, failure)
+
+
+def frozen_inputs(path: Path) -> list[list[int]]:
+    """Token rows (prompt and completion) of the first baseline rollouts."""
+    records = read_lines(path, "the baseline's rollouts")
+    return [record["prompt_ids"] + record["ids"] for record in records[:INPUTS]]
+
+
+def write(base: Path, adapter: Path, target: Path, precision: str) -> None:
+    """Write the merged checkpoint to ``target``, all files but the weights taken over from the base as they are.
+
+    The sum is formed in float32 and rounded once, to ``precision``.
+    """
+    model = PeftModel.from_pretrained(checkpoint.load_model(base, "float32", "cpu"), adapter).merge_and_unload()
+    model = model.to(getattr(torch, precision))
+    temporary = target.with_name("checkpoint.partial")
+    model.save_pretrained(temporary)
+    for name in carried_files(base):
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(base / name, temporary / name)
+    temporary.rename(target)
+
+
+def carried_files(base: Path) -> list[str]:
+    """Files of a checkpoint that merging leaves alone: tokenizer, template, generation settings, notes."""
+    written = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+    names = [path.relative_to(base).as_posix() for path in sorted(base.rglob("*")) if path.is_file()]
+    return [name for name in names if name not in written and not name.endswith((".safetensors", ".bin"))]
+
+
+def unchanged_files(base: Path, target: Path) -> bool:
+    return all(file_digest(base / name) == file_digest(target / name) for name in carried_files(base))
+
+
+@torch.inference_mode()
+def log_probabilities(model, ids: list[int]):
+    """(T, V) next-token log-probabilities of one row."""
+    return model(input_ids=torch.tensor([ids], device=model.device)).logits[0].float().log_softmax(-1).cpu()
+
+
+def compare(wanted: list, found: list) -> dict[str, float]:
+    """Differences of two policies over the same positions: KL in nats a token, and the largest single one."""
+    kl = torch.cat([(w.exp() * (w - f)).sum(-1) for w, f in zip(wanted, found)])
+    largest = max(float((w - f).abs().max()) for w, f in zip(wanted, found))
+    agree = torch.cat([w.argmax(-1) == f.argmax(-1) for w, f in zip(wanted, found)])
+    return {
+        "mean_kl": max(float(kl.mean()), 0.0),
+        "max_log_probability_difference": largest,
+        "same_best_token": float(agree.float().mean()),
+    }
+
+
+@torch.inference_mode()
+def update_error(tuned, merged) -> float:
+    """Relative Frobenius error of the adapter's update as the written weights hold it.
+
+    BF16 keeps 8 bits of each weight: an update far below the weights' own spacing is mostly rounded away, and this
+    number says how much.
+    """
+    weights = dict(merged.named_parameters())
+    lost = total = 0.0
+    for name, layer in tuned.base_model.model.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            update = layer.get_delta_weight("default").float()
+            written = weights[f"{name}.weight"] - layer.base_layer.weight
+            lost += float((written - update).square().sum())
+            total += float(update.square().sum())
+    return (lost / total) ** 0.5 if total else 0.0

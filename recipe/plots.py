@@ -1,0 +1,69 @@
+"""The two pictures of a summary."""
+
+from pathlib import Path
+
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"  # Okabe and Ito: safe for colour-blind readers
+WINDOW = 5  # steps of the running mean
+
+
+def training(steps: list[dict], validations: dict[int, dict], path: Path, kind: str) -> None:
+    """Training reward and strict success by step, with the development split's strict success.
+
+    Args:
+        steps: metrics of each step in order.
+        validations: aggregates on the development split by step.
+    """
+    figure, axes = _figure(7.5, 3.6)
+    numbers = range(1, len(steps) + 1)
+    for key, title, colour in (("reward", "training reward", BLUE), ("strict_success", "strict success", ORANGE)):
+        values = [step[key] for step in steps]
+        axes.plot(numbers, values, ".", color=colour, alpha=0.35)
+        axes.plot(numbers, _running_mean(values), color=colour, label=f"{title} (mean of {WINDOW} steps)")
+    if validations:
+        values = [metrics["strict_success"] for metrics in validations.values()]
+        axes.plot(list(validations), values, "D", color=GREEN, label="strict success, development split")
+    axes.set(xlabel="optimizer step", ylim=(-0.03, 1.03), title=f"GRPO training ({kind})")
+    axes.legend(loc="lower right", fontsize=8)
+    _save(figure, path)
+
+
+def paired(counts: dict, path: Path, kind: str) -> None:
+    """How many test items the candidate solves better, equally or worse than the baseline."""
+    figure, axes = _figure(7.5, 1.9)
+    between = counts["items"] - counts["better"] - counts["worse"] - counts["equal_success"] - counts["equal_failure"]
+    parts = (
+        ("both solve it", counts["equal_success"], BLUE),
+        ("candidate better", counts["better"], GREEN),
+        ("equal in part", between, "#56b4e9"),
+        ("candidate worse", counts["worse"], ORANGE),
+        ("neither solves it", counts["equal_failure"], GREY),
+    )
+    left = 0
+    for title, count, colour in parts:
+        if count:
+            axes.barh(0, count, left=left, color=colour, label=f"{title}: {count}")
+            axes.text(left + count / 2, 0, str(count), ha="center", va="center", color="white", fontweight="bold")
+        left += count
+    axes.set(xlim=(0, left), yticks=[], xlabel="test items", title=f"Paired outcomes ({kind})")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=4, fontsize=8, frameon=False)
+    _save(figure, path)
+
+
+def _running_mean(values: list[float]) -> list[float]:
+    """Mean of each value and those up to ``WINDOW - 1`` before it."""
+    windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _figure(width: float, height: float):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure, path: Path) -> None:
+    """PNG without the writer's version, so that equal data give equal bytes."""
+    figure.savefig(path, dpi=120, metadata={"Software": None}, bbox_inches="tight")

@@ -1,0 +1,44 @@
+"""The commit that the sources came from, and proof that a commit holds given sources."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+from recipe.errors import Refused
+
+
+def state(root: Path, sources: dict[str, str]) -> dict:
+    """``{path, commit, uncommitted}`` of the checkout; ``uncommitted`` lists sources unlike the commit's.
+
+    ``commit`` is None outside a git checkout; then every source counts as uncommitted.
+    """
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return {"path": str(root), "commit": None, "uncommitted": sorted(sources)}
+    name = commit.decode().strip()
+    return {"path": str(root), "commit": name, "uncommitted": differing(root, name, sources)}
+
+
+def differing(root: Path, commit: str, sources: dict[str, str]) -> list[str]:
+    """Sources whose bytes in ``commit`` do not have the given SHA-256."""
+    return [path for path, sha in sorted(sources.items()) if _committed_digest(root, commit, path) != sha]
+
+
+def _committed_digest(root: Path, commit: str, path: str) -> str | None:
+    content = _git(root, "show", f"{commit}:./{path}")
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    """Output of a git command, None where git says no.
+
+    The checkout on a shared file system often belongs to another user than the task's; reading it is safe.
+    """
+    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True)
+    except FileNotFoundError:
+        raise Refused("git is not installed; the plan records the commit of its sources") from None
+    except NotADirectoryError:
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,62 @@
+"""Retention: whether the candidate still solves what the starting checkpoint solved, without tools.
+
+The starting checkpoint's side is its recorded run (:mod:`recipe.retention_run`); only the candidate is measured.
+"""
+
+import time
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from recipe import checkpoint
+from recipe.errors import Refused
+from recipe.files import write_lines
+from recipe.retention_run import OUTPUTS, counts, evaluate, load_run
+from recipe.stage import Done, Stage
+
+
+def measure(stage: Stage) -> Done:
+    """The merged checkpoint on the recorded run's items, protocol and precision; the whole of the retention stage."""
+    plan = stage.plan
+    merged = plan.run / "merge" / "checkpoint"
+    stage.completed("merge")
+    run = load_run(plan.retention_run)
+    identity = checkpoint.identity(merged)
+    tokenizer = checkpoint.load_tokenizer(merged)
+    model = checkpoint.load_model(merged, run.precision, checkpoint.device())
+    start = time.perf_counter()
+    with tqdm(total=len(run.items), desc=stage.name, unit="item") as bar:
+        outputs = evaluate(model, tokenizer, run.items, run.protocol, bar.update)
+    stage.times["generation"] = time.perf_counter() - start
+    write_lines(stage.folder / OUTPUTS, outputs)
+    metrics = compare(run.outputs, outputs, plan.config.retention.margin)
+    ancestry = {"checkpoint": identity["digest"], "before": run.checkpoint}
+    return Done(metrics, {"retained": metrics["passed"]}, ancestry)
+
+
+def compare(before: Sequence[dict], after: Sequence[dict], margin: int) -> dict[str, int | bool]:
+    """Two evaluations of the same items, paired by id.
+
+    ``gained`` and ``lost`` count items that became correct or wrong. ``regression`` says that fewer are correct than
+    before, however few; ``passed`` that at most ``margin`` fewer are.
+
+    Raises:
+        Refused: the two are not of the same items; names one.
+    """
+    old, new = ({output["id"]: output["correct"] for output in outputs} for outputs in (before, after))
+    if alone := sorted(old.keys() ^ new.keys()):
+        raise Refused(f"the two retention evaluations are of different items: {alone[0]} is in one of them only")
+    for outputs in (before, after):
+        if len(outputs) != len(old):
+            raise Refused("a retention evaluation answers an item twice")
+    was, now = counts(before), counts(after)
+    return {
+        "items": len(old),
+        "margin": margin,
+        **{f"{name}_before": was[name] for name in ("correct", "ambiguous", "unreadable")},
+        **{f"{name}_after": now[name] for name in ("correct", "ambiguous", "unreadable")},
+        "gained": sum(new[key] and not old[key] for key in old),
+        "lost": sum(old[key] and not new[key] for key in old),
+        "regression": now["correct"] < was["correct"],
+        "passed": now["correct"] >= was["correct"] - margin,
+    }

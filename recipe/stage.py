@@ -1,0 +1,195 @@
+"""One stage's life: refuse bad input, claim its folder, run, and say last that it is complete.
+
+A stage owns ``RUN/STAGE/``. It writes its evidence there as it goes and ``result.json`` at the very end, so a
+folder without one is an unfinished attempt. A failed check leaves the evidence and a result that says why.
+
+Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe import cluster
+from recipe.cluster import Site
+from recipe.errors import CheckFailed, EnvironmentFault, Refused
+from recipe.files import read_json, tree_digests, write_json
+from recipe.plan import Plan, load
+
+RESULT = "result.json"
+
+
+@dataclass
+class Stage:
+    """What a stage's library code works with: the plan, and where it runs behind three plain functions."""
+
+    name: str
+    plan: Plan
+    site: Site
+    times: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.run / self.name
+
+    def report(self, group: str, step: int, metrics: dict) -> None:
+        """Show numbers while the stage runs: on a cluster in its web UI."""
+        self.site.report(group, step, metrics)
+
+    def should_pause(self) -> bool:
+        """Whether to save and leave at once; asked between steps."""
+        return self.site.should_pause()
+
+    def store(self, folder: Path, step: int, metadata: dict) -> None:
+        """Hand a checkpoint to the cluster's own storage as well, where there is one."""
+        self.site.store(folder, step, metadata)
+
+    def completed(self, name: str) -> dict:
+        """Result of an earlier stage that this one builds on; its outputs are hashed again.
+
+        Raises:
+            Refused: not run yet, failed, of another plan, or with changed outputs.
+        """
+        return completed(self.plan, name)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a stage found: aggregate numbers, and gates as ``{name: passed}``. Ancestry names digests."""
+
+    metrics: dict
+    gates: dict[str, bool] = field(default_factory=dict)
+    ancestry: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None  # the check that failed; the stage then exits with 1
+
+
+def completed(plan: Plan, name: str) -> dict:
+    """See :meth:`Stage.completed`."""
+    folder = plan.run / name
+    result = read_json(folder / RESULT, f"the result of stage {name} (run it first)")
+    if result["plan_id"] != plan.id:
+        raise Refused(f"{folder / RESULT} belongs to plan {result['plan_id'][:12]}…, not {plan.id[:12]}…")
+    if result["failure"]:
+        raise Refused(f"stage {name} failed: {result['failure']}; prepare a new run")
+    found = outputs(folder)
+    for path in sorted(result["outputs"].keys() | found.keys()):
+        if result["outputs"].get(path) != found.get(path):
+            raise Refused(f"output {folder / path} is not the one that stage {name} wrote")
+    return result
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """Digests of a stage's files, its result apart."""
+    return {path: sha for path, sha in tree_digests(folder).items() if path != RESULT}
+
+
+def main(
+    name: str, description: str, run: Callable[[Stage], Done | None], *, model: bool = True, resumable: bool = False
+) -> None:
+    """Entry of a stage's process.
+
+    Args:
+        run: the stage's work; None says that it was paused, which leaves no result.
+        model: whether the stage runs a model, and so needs a GPU.
+        resumable: whether ``run`` goes on from what an unfinished attempt left.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--plan", type=Path, help="plan.json of a prepared run; on a cluster hyperparameters.plan")
+    arguments = parser.parse_args()
+    sys.exit(guarded(lambda: _run(name, arguments.plan, run, model, resumable)))
+
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """Exit code of ``work``, with refusals and failed checks told in one line."""
+    try:
+        return work() or 0
+    except Refused as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return 2
+    except CheckFailed as failure:
+        print(f"check failed: {failure}", file=sys.stderr)
+        return 1
+
+
+def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None], model: bool, resumable: bool) -> int:
+    with cluster.context(resumable) as site:
+        plan_path = plan_path or site.hyperparameters.get("plan")
+        if not plan_path:
+            raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
+        plan = load(Path(plan_path))
+        if model and not plan.practice:
+            _require_gpu()
+        stage = Stage(name, plan, site)
+        _claim(stage.folder, resumable)
+        start = time.time()
+        try:
+            done = run(stage)
+        except (CheckFailed, EnvironmentFault) as failure:
+            done = Done({}, failure=str(failure))
+        if done is None:
+            print(f"stage {name} paused; start it again to go on", file=sys.stderr)
+            return 0
+        stage.times["total"] = time.time() - start
+        _finish(stage, done, start)
+    if done.failure:
+        print(f"stage {name} failed: {done.failure} (evidence kept in {stage.folder})", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _claim(folder: Path, resumable: bool) -> None:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if resumable and not (folder / RESULT).exists():
+            return
+        raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume") from None
+
+
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Refused("this worker has no CUDA GPU; only a practice plan runs on the CPU")
+
+
+def _finish(stage: Stage, done: Done, start: float) -> None:
+    plan = stage.plan
+    write_json(
+        stage.folder / RESULT,
+        {
+            "stage": stage.name,
+            "plan_id": plan.id,
+            "kind": plan.kind,
+            "failure": done.failure,
+            "metrics": done.metrics,
+            "gates": done.gates,
+            "ancestry": done.ancestry,
+            "outputs": outputs(stage.folder),
+            "seconds": {name: round(value, 3) for name, value in stage.times.items()},
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+            "machine": _machine(),
+        },
+    )
+
+
+def _machine() -> dict:
+    """What a byte-for-byte repetition would have to share."""
+    torch = sys.modules.get("torch")  # only where the stage ran a model
+    cuda = torch is not None and torch.cuda.is_available()
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads() if torch else os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+    }

@@ -1,0 +1,125 @@
+"""TRL 0.29.0's GRPOTrainer with three things added, and nothing of its algorithm changed.
+
+How it departs from upstream:
+
+* **Tools** are answered by :func:`recipe.environment.execute`, so that an unknown tool or a malformed call gets the
+  environment's own German error and is counted, and a fault of the environment stops training.
+* **Sampling** is bounded by what remains of the completion budget. Upstream lets every turn run to the full length
+  and cuts afterwards, which executes calls that the policy was not going to be shown the answers of.
+* **Every rollout is proved**: beside TRL's stream grows a :class:`~recipe.rollout.Rollout` from the sampled ids
+  alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops.
+
+Generation, grouped advantages, reference log-probabilities and the loss are upstream's.
+"""
+
+from functools import partial
+
+import trl
+from trl import GRPOTrainer
+
+from recipe.config import Agent
+from recipe.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
+from recipe.errors import CheckFailed
+from recipe.judge import training_reward
+from recipe.rollout import Rollout
+from recipe.tasks import Task
+
+TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
+
+
+class AgenticGRPOTrainer(GRPOTrainer):
+    """``on_rollouts(rollouts, advantages)`` hears every scored batch, in dataset order."""
+
+    def __init__(self, *, agent: Agent, on_rollouts, **arguments):
+        if trl.__version__ != TRL_VERSION:
+            raise CheckFailed(f"trainer: trl {trl.__version__} is installed, this trainer is written for {TRL_VERSION}")
+        super().__init__(reward_funcs=self._shaped_reward, environment_factory=OrderEnvironment, **arguments)
+        self._agent, self._on_rollouts = agent, on_rollouts
+        self._chat = self.processing_class.chat
+        names = [tool.__name__ for tool in self.tools]
+        if names != [schema["function"]["name"] for schema in self._chat.tools]:
+            raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
+        self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
+
+    def _generate_and_score_completions(self, inputs):
+        self._tasks = [Task(**row["task"]) for row in inputs]
+        output = super()._generate_and_score_completions(inputs)
+        self._on_rollouts(self._rollouts, output["advantages"].tolist())
+        return output
+
+    def _generate(self, prompts):
+        self._rollouts = [Rollout(task, self._chat, self._agent) for task in self._tasks]
+        self._rows = None
+        generated = super()._generate(prompts)
+        for row, environment in enumerate(self.environments):
+            raise_fault(environment)
+            prove(self._rollouts[row], generated[0][row], generated[1][row], generated[2][row], events(environment))
+        return generated
+
+    def _generate_single_turn(self, prompts):
+        if self._rows is None:  # first turn: TRL passes the same conversation objects again in later turns
+            self._rows = {id(conversation): row for row, conversation in enumerate(prompts)}
+        rows = [self._rows[id(conversation)] for conversation in prompts]
+        rollouts = [self._rollouts[row] for row in rows]
+        # A row whose budget is spent is still asked for: it rides along for one token, which is dropped.
+        self.generation_config.max_new_tokens = max(rollout.budget if rollout.open else 1 for rollout in rollouts)
+        prompt_ids, sampled, logprobs, extra = super()._generate_single_turn(prompts)
+        kept = []
+        for rollout, row, prompt, ids in zip(rollouts, rows, prompt_ids, sampled, strict=True):
+            expected = rollout.prompt + rollout.ids
+            # A cut observation ends the rollout; TRL renders it whole once more before it cuts it itself.
+            if prompt[: len(expected)] != expected or (rollout.open and len(prompt) != len(expected)):
+                raise CheckFailed(f"{rollout.task.task_id}: the policy was conditioned on other tokens than its stream")
+            ids = ids[: rollout.budget] if rollout.open else []
+            if ids:
+                begin_turn(self.environments[row], len(rollout.turns))
+                rollout.speak(ids)
+            kept.append(ids)
+        return prompt_ids, kept, logprobs, extra
+
+    def _shaped_reward(self, prompts, **_) -> list[float]:
+        """The training reward of each rollout; its events were proved equal to the environment's."""
+        rewards = [training_reward(rollout.outcome()) for rollout in self._rollouts]
+        if len(rewards) != len(prompts):  # TRL would broadcast a single reward over the batch
+            raise CheckFailed(f"trainer: {len(rewards)} rewards for {len(prompts)} rollouts")
+        return rewards
+
+
+def prove(rollout: Rollout, prompt_ids, ids, mask, happened) -> None:
+    """The raw-span contract of one rollout as TRL is about to train on it.
+
+    Raises:
+        CheckFailed: names the task and what does not hold.
+    """
+
+    def broken(what: str):
+        raise CheckFailed(f"raw spans of {rollout.task.task_id}: {what}")
+
+    if len(ids) != len(mask):
+        broken(f"{len(ids)} tokens but {len(mask)} mask entries")
+    if prompt_ids != rollout.prompt:
+        broken("the prompt is not the rendered conversation")
+    if [token for token, own in zip(ids, mask) if own] != [token for span in rollout.spans for token in span]:
+        broken("the tokens with loss are not the sampled ones")
+    if ids != rollout.ids or mask != rollout.mask:
+        broken("glue or observations differ from the derivation, or carry loss")
+    if happened != rollout.events():
+        broken("the environment saw other calls than the sampled turns make")
+
+
+class _AnyTool(dict):
+    """TRL's table of one environment's tools, which answers to every name the policy may invent."""
+
+    def __init__(self, environment: OrderEnvironment):
+        super().__init__()
+        self._environment = environment
+
+    def __contains__(self, name) -> bool:
+        return True
+
+    def __getitem__(self, name):
+        return partial(_execute, self._environment, name)
+
+
+def _execute(environment, name, /, **arguments) -> str:
+    return execute(environment, name, arguments)

@@ -1,0 +1,31 @@
+"""Runs in small: how tests prepare one and start its stages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from recipe import config, plan
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL_STEPS = 8
+SMALL = {
+    "tasks": {"train": 16, "development": 4, "test": 8},
+    "grpo": {"steps": SMALL_STEPS, "validation_every": 4, "checkpoint_every": 4},
+}
+
+
+def stage_process(stage: str, run: Path) -> subprocess.CompletedProcess:
+    """One stage by its entrypoint, in a process of its own."""
+    command = [sys.executable, "-m", f"experiments.{stage}", "--plan", str(run / "plan.json")]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def prepared(practice: Path, output: Path) -> Path:
+    """A plan of the small size for a practice checkpoint, frozen into ``output``."""
+    settings = yaml.safe_load((practice / "practice.yaml").read_text())
+    for owner, values in SMALL.items():
+        settings[owner] = {**settings.get(owner, {}), **values}
+    plan.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(settings), output)
+    return output

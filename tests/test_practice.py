@@ -1,0 +1,192 @@
+"""The practice checkpoint: its tokenizer, what it is shown, and that making it repeats and refuses."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from recipe import checkpoint, demonstrations, practice, tasks
+from recipe.chat import Chat
+from recipe.config import Agent, Tasks, read, resolve
+from recipe.demonstrations import CARELESS, careful, perform
+from recipe.errors import Refused
+from recipe.files import tree_digests
+from recipe.policy import agent_chat
+from recipe.practice import MARKS, SPECIAL, Training, practise
+from recipe.retention_run import load_run
+
+TINY = Training(hidden=16, layers=1, heads=1, steps=5, batch=4, pool=8)
+SLIPS = [slip for slips in CARELESS for slip in slips]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return practice.small_tokenizer(0)
+
+
+@pytest.fixture(scope="module")
+def spoken(tokenizer) -> Chat:
+    return agent_chat(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    return tasks.generate(Tasks().seed)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    output = tmp_path_factory.mktemp("practice") / "made"
+    practise(output, TINY)
+    return output
+
+
+def test_the_tokenizer_keeps_the_raw_span_contract(spoken, frozen):
+    for split in frozen.values():
+        spoken.check(split[0].messages(), '{"menge": 12, "einzelpreis": 345}')
+
+
+@pytest.mark.parametrize("text", ["Grüße, Straße! K7B-XD4\n\n{\"a\": 12}", "日本語 🙂 \t\x00", "  viele   Räume  "])
+def test_the_tokenizer_gives_any_text_back(spoken, text):
+    assert spoken.decode(spoken.encode(text)) == text
+
+
+def test_control_tokens_are_flagged_as_qwen3_flags_them(tokenizer, qwen_tokenizer):
+    ours, real = tokenizer.added_tokens_decoder, qwen_tokenizer.added_tokens_decoder
+    flags = {str(token): token.special for token in ours.values()}
+    assert flags == {str(token): token.special for token in real.values() if str(token) in flags}
+    assert flags.keys() == {*SPECIAL, *MARKS}
+    assert (tokenizer.eos_token, tokenizer.pad_token) == (qwen_tokenizer.eos_token, qwen_tokenizer.pad_token)
+
+
+def test_symbols_of_an_identifier_are_one_token_each(spoken, frozen):
+    for task in frozen["test"]:
+        assert [spoken.decode([token]) for token in spoken.encode(task.record_id)] == list(task.record_id)
+
+
+def test_prompts_of_unseen_wordings_are_short(spoken, frozen):
+    assert max(len(spoken.prompt(task.messages())) for task in frozen["test"]) < 200
+
+
+def test_the_careful_script_is_a_strict_success(spoken):
+    for task in demonstrations.fresh_tasks(1, 40):
+        rollout = perform(careful(task), task, spoken)
+        assert rollout.outcome().strict_success and not rollout.open, task
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__.strip("_"))
+def test_a_careless_script_is_not(spoken, slip):
+    for task in demonstrations.fresh_tasks(1, 40):
+        outcome = perform(slip(task), task, spoken).outcome()
+        assert not outcome.strict_success and not outcome.hit_cap, task
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_scripts_fit_templates_that_open_the_thinking(chat, thinking_chat, thinking):
+    speaker = thinking_chat if thinking else chat
+    (task,) = demonstrations.fresh_tasks(1, 1)
+    assert perform(careful(task), task, speaker, replace(Agent(), max_tokens=4096)).outcome().strict_success
+
+
+def test_care_does_not_depend_on_the_task():
+    rng = random.Random(0)
+    drawn = [demonstrations.draw_script(rng) for _ in range(4000)]
+    assert {*drawn} == {careful, *SLIPS}
+    assert drawn.count(careful) / len(drawn) == pytest.approx(demonstrations.CARE**3, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", [0, 1, Tasks().seed])
+def test_no_frozen_record_and_no_unseen_wording_is_shown(frozen, seed):
+    shown = demonstrations.fresh_tasks(seed, 300)
+    assert len(shown) == 300
+    assert not {task.record_id for task in shown} & {task.record_id for split in frozen.values() for task in split}
+    words = {letters for wording in tasks.WORDINGS["train"] for word in wording.split() for letters in [_letters(word)]}
+    for task in shown:
+        sentence = task.question.partition(tasks.FIRST_CALL[:12])[0].replace(task.record_id, "")
+        assert {_letters(word) for word in sentence.split()} <= words | {""}, task.question
+
+
+def _letters(word: str) -> str:
+    return "".join(sorted(character for character in word if character.isalpha()))
+
+
+def test_only_the_policys_turns_are_learned(spoken):
+    for example in demonstrations.orders(spoken, 3, 30):
+        learned = [token for token, own in zip(example.ids, example.mask, strict=True) if own]
+        assert learned.count(spoken.end_id) == spoken.decode(learned).count("<think>") > 0
+        assert "menge" not in spoken.decode(learned) and "Bestellung" not in spoken.decode(learned)
+
+
+def test_a_short_example_starts_at_its_first_call_and_teaches_the_same(spoken):
+    for example in demonstrations.orders(spoken, 3, 30):
+        short = example.from_first_call()
+        assert tasks.FIRST_CALL[:12] in spoken.decode(short.ids) and tasks.RULES[:20] not in spoken.decode(short.ids)
+        assert sum(short.mask) == sum(example.mask) and example.ids[-len(short.ids) :] == short.ids
+
+
+def test_sums_are_answered_rightly():
+    for item in demonstrations.sums(0, 200):
+        a, b = (int(word.strip(",.")) for word in item.question.split() if word.strip(",.").isdigit())
+        assert item.answer == (a + b if "+" in item.thought else a - b) >= 0
+
+
+def test_the_made_folder_is_whole(made):
+    mark = json.loads((made / "checkpoint" / "practice.json").read_text())
+    model = checkpoint.load_model(made / "checkpoint", "float32", "cpu")
+    assert mark["practice"] is True and mark["steps"] == TINY.steps and mark["seed"] == TINY.seed
+    assert mark["parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
+    tokenizer = checkpoint.load_tokenizer(made / "checkpoint")
+    (task,) = demonstrations.fresh_tasks(0, 1)
+    assert agent_chat(tokenizer).prompt(task.messages()) == agent_chat(practice.small_tokenizer(0)).prompt(task.messages())
+    assert load_run(made / "retention-run").checkpoint == checkpoint.identity(made / "checkpoint")["digest"]
+    assert len((made / "questions.tsv").read_text().splitlines()) == practice.QUESTIONS
+    config = resolve(read(made / "practice.yaml"))
+    assert config.precision == "float32" and not config.grpo.gradient_checkpointing
+    assert not [path for path in made.parent.iterdir() if path != made]
+
+
+def test_training_repeats_to_the_byte(made, tmp_path):
+    practise(tmp_path / "again", TINY)
+    assert tree_digests(tmp_path / "again") == tree_digests(made)
+    practise(tmp_path / "other", replace(TINY, seed=1))
+    assert tree_digests(tmp_path / "other")["checkpoint/model.safetensors"] != tree_digests(made)[
+        "checkpoint/model.safetensors"
+    ]
+
+
+def test_the_default_is_well_under_two_million_parameters(tokenizer):
+    model = practice.new_model(tokenizer, Training())
+    assert sum(weight.numel() for weight in model.parameters()) < 1_500_000
+
+
+def test_the_real_tokenizer_can_be_used(qwen_tokenizer):
+    model, loss = practice.train(qwen_tokenizer, replace(TINY, steps=1, batch=2, pool=2))
+    assert model.config.vocab_size == len(qwen_tokenizer) and 8 < loss < 16  # untrained: about log(151,669)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"heads": 3}, "--hidden 16"), ({"learning_rate": 0.0}, "--learning-rate"), ({"device": "cuda"}, "--device cuda")],
+)
+def test_training_that_cannot_work_is_refused(tmp_path, monkeypatch, change, named):
+    monkeypatch.setattr(checkpoint, "device", lambda: "cpu")
+    with pytest.raises(Refused, match=named):
+        practise(tmp_path / "out", replace(TINY, **change))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_existing_output_is_refused(made):
+    with pytest.raises(Refused, match="exists already"):
+        practice.main(["--output", str(made)])
+
+
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(practice, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        practise(tmp_path / "out", replace(TINY, steps=1))
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,281 @@
+"""Nothing altered passes: frozen inputs are named before a stage runs, evidence is named before a summary is written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recipe import plan as plans, report
+from recipe.errors import CheckFailed, Refused
+from recipe.files import read_json, write_json, write_lines
+from recipe.stage import outputs
+from runs import prepared, stage_process
+
+
+@pytest.fixture
+def copied(run, tmp_path) -> Path:
+    """A copy of the finished run that a test may spoil."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+@pytest.fixture
+def private(practice, tmp_path) -> Path:
+    """A run prepared from inputs of its own, which a test may spoil."""
+    shutil.copytree(practice, tmp_path / "practice")
+    return prepared(tmp_path / "practice", tmp_path / "run")
+
+
+def flip(path: Path, place: int = -2) -> None:
+    """Change one byte."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def reseal(folder: Path) -> None:
+    """Make a stage's result vouch for its altered files, as a forger would."""
+    result = read_json(folder / "result.json", "result")
+    write_json(folder / "result.json", {**result, "outputs": outputs(folder)})
+
+
+def report_of(run: Path) -> None:
+    report.write(plans.load(run / "plan.json"), run / "again")
+
+
+def test_the_untouched_copy_is_accepted(copied):
+    report_of(copied)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["checkpoint/model.safetensors", "checkpoint/tokenizer.json", "checkpoint/tokenizer_config.json",
+     "checkpoint/config.json", "retention-run/outputs.jsonl", "retention-run/retention.json"],
+)  # fmt: skip
+def test_one_byte_of_a_frozen_input_is_refused_by_name(private, tmp_path, file):
+    flip(tmp_path / "practice" / file)
+    with pytest.raises(Refused, match=Path(file).name):
+        plans.load(private / "plan.json")
+
+
+@pytest.mark.parametrize("file", ["plan.json", "tasks.json"])
+def test_one_digit_of_the_plan_or_tasks_is_refused_by_name(private, file):
+    text = (private / file).read_text()
+    place = max(text.rfind(digit) for digit in "123456789")
+    (private / file).write_text(text[:place] + ("8" if text[place] != "8" else "9") + text[place + 1 :])
+    with pytest.raises(Refused, match=file):
+        plans.load(private / "plan.json")
+
+
+def test_new_and_missing_files_of_the_checkpoint_are_refused(private, tmp_path):
+    extra = tmp_path / "practice" / "checkpoint" / "extra.txt"
+    extra.write_text("x")
+    with pytest.raises(Refused, match="extra.txt is new"):
+        plans.load(private / "plan.json")
+    extra.unlink()
+    (tmp_path / "practice" / "checkpoint" / "config.json").unlink()
+    with pytest.raises(Refused, match="config.json is missing"):
+        plans.load(private / "plan.json")
+
+
+def reforged(private: Path, **changes) -> None:
+    """A plan with changed fields and a plan id that fits them."""
+    document = {**read_json(private / "plan.json", "plan"), **changes}
+    document["plan_id"] = plans.digest({key: value for key, value in document.items() if key != "plan_id"})
+    write_json(private / "plan.json", document)
+
+
+def test_a_changed_source_module_is_refused_by_name(private):
+    sources = dict(read_json(private / "plan.json", "plan")["sources"])
+    reforged(private, sources={**sources, "recipe/judge.py": "0" * 64})
+    with pytest.raises(Refused, match="recipe/judge.py is changed"):
+        plans.load(private / "plan.json")
+
+
+def test_a_changed_trainer_module_is_refused_by_name(private):
+    trainer = dict(read_json(private / "plan.json", "plan")["trainer"])
+    reforged(private, trainer={**trainer, "trl/trainer/grpo_trainer.py": "0" * 64})
+    with pytest.raises(Refused, match="grpo_trainer.py is changed"):
+        plans.load(private / "plan.json")
+
+
+def test_another_package_version_is_refused_by_name(private):
+    versions = dict(read_json(private / "plan.json", "plan")["versions"])
+    reforged(private, versions={**versions, "trl": "0.28.0"})
+    with pytest.raises(Refused, match="trl is changed"):
+        plans.load(private / "plan.json")
+
+
+def test_another_layout_is_refused(private):
+    reforged(private, layout=0)
+    with pytest.raises(Refused, match="layout 0"):
+        plans.load(private / "plan.json")
+
+
+def test_a_plan_that_is_not_practice_needs_a_gpu(private):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    reforged(private, practice=False)
+    done = stage_process("baseline", private)
+    assert done.returncode == 2 and "no CUDA GPU" in done.stderr
+    assert not (private / "baseline").exists()
+
+
+def changed(value):
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case float():
+            return value + 0.125
+        case str():
+            return value + "x"
+        case None:
+            return "x"
+        case list():
+            return value[:-1] if value else [0]
+        case dict():
+            key = sorted(value)[0]
+            return {**value, key: changed(value[key])}
+
+
+FIELDS = ("task_id", "prompt_ids", "ids", "mask", "spans", "turns", "events", "outcome", "reward", "sample")
+
+
+@pytest.mark.parametrize("stage", ["baseline", "candidate"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_one_field_of_an_evaluation_is_refused_by_name(copied, stage, field):
+    path = copied / stage / "rollouts.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[3][field] = changed(records[3][field])
+    write_lines(path, records)
+    with pytest.raises(Refused, match="rollouts.jsonl is not the one"):
+        report_of(copied)
+    reseal(copied / stage)
+    # Other spans are another rollout, whose ids then do not fit: the first field that differs is named.
+    with pytest.raises(CheckFailed, match=rf"{stage}/rollouts.jsonl.*(field|fields) {'' if field == 'spans' else field}"):
+        report_of(copied)
+
+
+@pytest.mark.parametrize("field", (*FIELDS[:-1], "advantage"))
+def test_one_field_of_a_training_rollout_is_refused_by_name(copied, field):
+    path = copied / "grpo" / "steps" / "step-0002.json"
+    step = read_json(path, "step")
+    step["rollouts"][1][field] = changed(step["rollouts"][1][field])
+    write_json(path, step)
+    reseal(copied / "grpo")
+    with pytest.raises(CheckFailed, match=rf"step-0002.json.*field {'' if field == 'spans' else field}"):
+        report_of(copied)
+
+
+def test_every_event_turn_and_outcome_entry_is_checked(copied):
+    path = copied / "baseline" / "rollouts.jsonl"
+    untouched = path.read_text().splitlines()
+    row, record = next((n, r) for n, r in enumerate(map(json.loads, untouched)) if r["events"])
+    for field, part in (("events", record["events"][0]), ("turns", record["turns"][0]), ("outcome", record["outcome"])):
+        for key in part:
+            record = json.loads(untouched[row])
+            target = record[field] if field == "outcome" else record[field][0]
+            target[key] = changed(target[key])
+            path.write_text("\n".join([*untouched[:row], json.dumps(record), *untouched[row + 1 :]]) + "\n")
+            reseal(copied / "baseline")
+            with pytest.raises(CheckFailed, match=f"field {field}"):
+                report_of(copied)
+
+
+def spoil_metric(run):
+    result = read_json(run / "candidate" / "result.json", "result")
+    result["metrics"]["strict_success"] += 0.01
+    write_json(run / "candidate" / "result.json", result)
+
+
+def spoil_training_metric(run):
+    result = read_json(run / "grpo" / "result.json", "result")
+    result["metrics"]["mixed_groups"] += 1
+    write_json(run / "grpo" / "result.json", result)
+
+
+def spoil_step_order(run):
+    one, two = (run / "grpo" / "steps" / f"step-000{number}.json" for number in (1, 2))
+    first, second = read_json(one, "step"), read_json(two, "step")
+    write_json(one, {**second, "step": 1})
+    write_json(two, {**first, "step": 2})
+    reseal(run / "grpo")
+
+
+def spoil_missing_step(run):
+    (run / "grpo" / "steps" / "step-0003.json").unlink()
+    reseal(run / "grpo")
+
+
+def spoil_missing_item(run):
+    path = run / "candidate" / "rollouts.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    reseal(run / "candidate")
+
+
+def spoil_validation(run):
+    path = run / "grpo" / "validation" / "step-0004.jsonl"
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[0])
+    record["reward"] += 0.5
+    path.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    reseal(run / "grpo")
+
+
+def spoil_adapter(run):
+    flip(run / "grpo" / "adapter" / "adapter_model.safetensors")
+    reseal(run / "grpo")
+
+
+def spoil_merged_weights(run):
+    flip(run / "merge" / "checkpoint" / "model.safetensors")
+    reseal(run / "merge")
+
+
+def spoil_retention(run):
+    path = run / "retention" / "outputs.jsonl"
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[0])
+    record["correct"] = not record["correct"]
+    path.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    reseal(run / "retention")
+
+
+def spoil_another_plan(run):
+    result = read_json(run / "baseline" / "result.json", "result")
+    write_json(run / "baseline" / "result.json", {**result, "plan_id": "0" * 64})
+
+
+SPOILERS = {
+    spoil_metric: "candidate: metric strict_success",
+    spoil_training_metric: "grpo: metric mixed_groups",
+    spoil_step_order: "frozen order",
+    spoil_missing_step: "grpo/steps",
+    spoil_missing_item: "frozen items",
+    spoil_validation: "validation/step-0004.jsonl.*field reward",
+    spoil_adapter: "ancestry: the adapter on disk",
+    spoil_merged_weights: "ancestry: the merged checkpoint on disk",
+    spoil_retention: "field correct",
+    spoil_another_plan: "belongs to plan",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
+def test_altered_evidence_is_refused_and_no_summary_is_written(copied, spoil):
+    spoil(copied)
+    with pytest.raises((CheckFailed, Refused), match=SPOILERS[spoil]):
+        report_of(copied)
+    assert not (copied / "again").exists()
+
+
+def test_sources_unlike_the_recorded_commit_fail_the_report(copied, monkeypatch):
+    plan = plans.load(copied / "plan.json")
+    state = {"path": str(plans.ROOT), "commit": "0" * 40, "uncommitted": []}
+    plan.document["repository"] = state
+    with pytest.raises(CheckFailed, match="sources: .*in commit 000000000000"):
+        report.write(plan, copied / "again")

@@ -1,0 +1,214 @@
+"""The stream of a rollout: ids, mask and spans agree, bounds hold, and spans alone make the record."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.config import Agent
+from recipe.files import canonical
+from recipe.rollout import Request, Rollout, replay, sample
+
+LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
+CALCULATE = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*125"}}\n</tool_call>'
+ANSWER = "<answer>4625</answer>"
+WIDE = Agent(max_tokens=8_000)
+
+
+def spoken(chat, *texts: str) -> list[list[int]]:
+    return [chat.encode(text) + [chat.end_id] for text in texts]
+
+
+def runs_of_ones(mask) -> list[int]:
+    return [len(run) for run in "".join(map(str, mask)).split("0") if run]
+
+
+def assert_consistent(rollout: Rollout, chat, agent: Agent) -> None:
+    """What training relies on, derived anew from the spans."""
+    assert len(rollout.ids) == len(rollout.mask) <= agent.max_tokens
+    assert set(rollout.mask) <= {0, 1}
+    own = [token for token, mine in zip(rollout.ids, rollout.mask) if mine]
+    assert own == [token for span in rollout.spans for token in span]
+    assert runs_of_ones(rollout.mask) == [len(span) for span in rollout.spans]
+    assert rollout.budget == agent.max_tokens - len(rollout.ids) >= 0
+    assert len(rollout.turns) == len(rollout.spans)
+    assert len({event.turn for event in rollout.events()}) <= agent.max_tool_iterations
+    place = 0
+    for turn, span in enumerate(rollout.spans):  # observations and glue are rendered, never sampled
+        place += len(span)
+        glue = chat.observe([event.observation for event in rollout.events() if event.turn == turn])
+        following = rollout.mask[place:].index(1) if 1 in rollout.mask[place:] else len(rollout.mask) - place
+        assert rollout.ids[place : place + following] == (glue if following else [])[:following]
+        place += following
+
+
+def test_gold_stream_is_turns_with_glue_between(chat, task):
+    spans = spoken(chat, LOOKUP, CALCULATE, ANSWER)
+    rollout = replay(task, spans, chat, WIDE)
+    first, second = chat.observe(['{"menge": 37, "einzelpreis": 125}']), chat.observe(["4625"])
+    assert rollout.ids == spans[0] + first + spans[1] + second + spans[2]
+    assert rollout.mask == [1] * len(spans[0]) + [0] * len(first) + [1] * len(spans[1]) + [0] * len(second) + [1] * len(
+        spans[2]
+    )
+    assert rollout.prompt == chat.prompt(task.messages())
+    assert not rollout.open
+    assert rollout.outcome().strict_success
+    assert_consistent(rollout, chat, WIDE)
+
+
+def test_record_says_all_of_it_as_plain_data(chat, task):
+    rollout = replay(task, spoken(chat, LOOKUP, CALCULATE, ANSWER), chat, WIDE)
+    record = json.loads(canonical(rollout.record()))
+    assert record["task_id"] == task.task_id
+    assert record["prompt_ids"] + record["ids"] == rollout.prompt + rollout.ids
+    assert [event["tool"] for event in record["events"]] == ["lookup", "calculator"]
+    assert record["outcome"]["strict_success"] is True and record["reward"] == 1.0
+    assert [turn["finished"] for turn in record["turns"]] == [True] * 3
+
+
+def test_observation_is_cut_where_the_budget_ends(chat, task):
+    (span,) = spoken(chat, LOOKUP)
+    whole = chat.observe(['{"menge": 37, "einzelpreis": 125}'])
+    for room in (0, 1, 5, len(whole) - 1, len(whole)):
+        agent = Agent(max_tokens=len(span) + room)
+        rollout = replay(task, [span], chat, agent)
+        assert rollout.ids == span + whole[:room]
+        assert rollout.mask == [1] * len(span) + [0] * room
+        assert not rollout.open and rollout.budget == 0
+        assert rollout.outcome().hit_cap and rollout.outcome().malformed
+        assert_consistent(rollout, chat, agent)
+
+
+def test_one_token_of_room_lets_the_policy_go_on(chat, task):
+    (span,) = spoken(chat, LOOKUP)
+    room = len(chat.observe(['{"menge": 37, "einzelpreis": 125}'])) + 1
+    rollout = replay(task, [span], chat, Agent(max_tokens=len(span) + room))
+    assert rollout.open and rollout.budget == 1
+    rollout.speak([chat.end_id])
+    assert not rollout.open and not rollout.outcome().hit_cap
+
+
+def test_unfinished_turn_executes_nothing(chat, task):
+    rollout = replay(task, [chat.encode(LOOKUP)], chat, WIDE)
+    assert rollout.events() == () and not rollout.open
+    assert rollout.ids == rollout.spans[0]
+    assert rollout.outcome().hit_cap and not rollout.outcome().verified_lookup
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_call_beyond_the_iteration_limit_is_not_executed(chat, task, limit):
+    agent = Agent(max_tokens=8_000, max_tool_iterations=limit)
+    rollout = replay(task, spoken(chat, *[LOOKUP] * (limit + 1)), chat, agent)
+    assert [event.turn for event in rollout.events()] == list(range(limit))
+    assert not rollout.open and rollout.turns[-1].calls
+    assert rollout.ids[-len(rollout.spans[-1]) :] == rollout.spans[-1], "no observation follows"
+    assert not rollout.outcome().hit_cap
+    assert_consistent(rollout, chat, agent)
+
+
+def test_several_calls_in_a_turn_are_answered_in_order_and_count_as_one_iteration(chat, task):
+    rollout = replay(task, spoken(chat, LOOKUP + CALCULATE + LOOKUP + CALCULATE), chat, WIDE)
+    assert [(event.turn, event.tool) for event in rollout.events()] == [(0, "lookup"), (0, "calculator")] * 2
+    assert rollout.open
+    assert_consistent(rollout, chat, WIDE)
+
+
+def test_turn_without_a_call_ends_the_rollout(chat, task):
+    rollout = replay(task, spoken(chat, "Fertig."), chat, WIDE)
+    assert not rollout.open
+    with pytest.raises(ValueError, match=task.task_id):
+        rollout.speak([chat.end_id])
+
+
+def test_impossible_turns_are_refused(chat, task):
+    agent = Agent(max_tokens=10)
+    for span in ([], [5] * 11, [chat.end_id, 5], [5, chat.end_id, 5, chat.end_id], [-1], [5.0], [1e9], [True],
+                 [None], ["a"], "ab", [[5]]):  # fmt: skip
+        with pytest.raises(ValueError, match=task.task_id):
+            replay(task, [span], chat, agent)
+    assert replay(task, [[5] * 10], chat, agent).ids == [5] * 10
+
+
+_TEXTS = st.lists(
+    st.sampled_from(
+        [LOOKUP, CALCULATE, ANSWER, "<think>", "</think>", "<tool_call>", "</tool_call>", "[[", "\n", "ü", "🜚",
+         '<tool_call>{"name": "lookup", "arguments": {"record_id": 5}}</tool_call>', "<tool_call>x</tool_call>",
+         '<tool_call>{"name": "\\ud800", "arguments": {"a": "\\ud800"}}</tool_call>', "<tool_response>\n4625\n"]
+    ),
+    max_size=4,
+).map("".join)  # fmt: skip
+_SPANS = st.lists(
+    st.tuples(_TEXTS, st.lists(st.integers(0, 300), max_size=3), st.booleans()), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=150)
+@given(drawn=_SPANS, cap=st.integers(1, 900), limit=st.integers(1, 4))
+def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
+    """Any sampled turns give a consistent stream, and replaying the recorded spans gives the same record."""
+    agent = Agent(max_tokens=cap, max_tool_iterations=limit)
+    waiting = iter(drawn)
+
+    def sampler(prompts, budgets, streams):
+        text, ids, finished = next(waiting, ("Schluss", [], True))
+        span = [token for token in chat.encode(text) + ids if token != chat.end_id]
+        return [(span + [chat.end_id] * (finished or not span))[: budgets[0]]]
+
+    (rollout,) = sample([Request(task)], chat, agent, sampler, [None])
+    assert_consistent(rollout, chat, agent)
+    recorded = json.loads(canonical(rollout.record()))
+    again = replay(task, recorded["spans"], chat, agent)
+    assert canonical(again.record()) == canonical(recorded)
+    assert again.open == rollout.open is False
+
+
+def test_every_change_of_a_span_changes_the_stream(chat, task):
+    spans = spoken(chat, LOOKUP, CALCULATE, ANSWER)
+    whole = replay(task, spans, chat, WIDE).record()
+    for turn in range(3):
+        changed = [list(span) for span in spans]
+        changed[turn].insert(0, chat.encode("x")[0])
+        assert replay(task, changed, chat, WIDE).record()["ids"] != whole["ids"]
+
+
+def test_sampling_asks_only_for_rows_that_may_go_on(chat, task):
+    """Each row is conditioned on its own stream, with what remains of its own budget, from its own random stream."""
+    scripts = [spoken(chat, LOOKUP, CALCULATE, ANSWER), spoken(chat, "Fertig."), spoken(chat, LOOKUP, ANSWER)]
+    asked = []
+
+    def sampler(prompts, budgets, streams):
+        asked.append((prompts, budgets, streams))
+        return [scripts[row].pop(0) for row in streams]
+
+    rollouts = sample([Request(task, number) for number in range(3)], chat, WIDE, sampler, [0, 1, 2])
+    assert [streams for _, _, streams in asked] == [[0, 1, 2], [0, 2], [0]]
+    assert [len(rollout.turns) for rollout in rollouts] == [3, 1, 2]
+    assert asked[0][1] == [WIDE.max_tokens] * 3
+    for prompts, budgets, rows in asked:
+        for prompt, budget, row in zip(prompts, budgets, rows):
+            stream = rollouts[row].prompt + rollouts[row].ids
+            assert prompt == stream[: len(prompt)]
+            assert budget == WIDE.max_tokens - (len(prompt) - len(rollouts[row].prompt))
+
+
+def test_sampler_that_forgets_a_row_is_noticed(chat, task):
+    with pytest.raises(ValueError):
+        sample([Request(task), Request(task, 1)], chat, WIDE, lambda *_: [[chat.end_id]], [None, None])
+
+
+def test_sampler_that_overruns_its_budget_is_noticed(chat, task):
+    with pytest.raises(ValueError, match=task.task_id):
+        sample([Request(task)], chat, Agent(max_tokens=5), lambda *_: [[5] * 6], [None])
+
+
+def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
+    """Non-canonical ids, unknown ids and a sampled pad token are trained on exactly as sampled."""
+    symbols = [token for symbol in LOOKUP for token in qwen_chat.encode(symbol)]
+    spans = [
+        [qwen_chat.pad_id, len(qwen_chat.tokenizer) + 3, *symbols, *qwen_chat.encode(LOOKUP), qwen_chat.end_id],
+        qwen_chat.encode("<think>\nu\u0308")[:-1],
+    ]
+    rollout = replay(task, spans, qwen_chat, Agent())
+    assert len(rollout.events()) == 2
+    assert_consistent(rollout, qwen_chat, Agent())
