@@ -24,7 +24,19 @@ class RandomStream:
         self._generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64)))
 
     def draw(self) -> float:
+        """The next number."""
         return self._generator.random()
+
+    def ahead(self, count: int) -> np.ndarray:
+        """The next ``count`` numbers, without taking them."""
+        state = self._generator.bit_generator.state
+        numbers = self._generator.random(count)
+        self._generator.bit_generator.state = state
+        return numbers
+
+    def skip(self, count: int) -> None:
+        """Take the next ``count`` numbers unseen."""
+        self._generator.random(count)
 
 
 def sampler(model, sampling: Sampling, end_id: int, pad_id: int, tick: Callable[[int], None] = lambda tokens: None):
@@ -59,7 +71,7 @@ def decode(
     import torch
     from transformers import DynamicCache
 
-    warp = _warpers(sampling)
+    warp = warpers(sampling)
     device = model.device
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), pad_id, device=device)
@@ -103,7 +115,7 @@ def decode(
             attention = torch.cat([attention, attention.new_ones((len(rows), 1))], dim=1)
 
 
-def _warpers(sampling: Sampling):
+def warpers(sampling: Sampling):
     """Transformers' processors in the order of ``GenerationMixin._get_logits_processor``."""
     from transformers import (
         LogitsProcessorList,

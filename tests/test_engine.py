@@ -1,0 +1,364 @@
+"""The engine against the plain sampler, transformers' generate and its processors, on tiny models in float32."""
+
+import copy
+import os
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from recipe.config import Sampling
+from recipe.decoding import RandomStream, warpers, decode
+from recipe.engine import Engine, Request, TorchDraw, _State
+from recipe.errors import CheckFailed
+
+END, PAD, VOCABULARY = 5, 0, 97
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
+RECIPE = Sampling()
+OPEN = Sampling(temperature=1.3, top_p=0.9, top_k=0, min_p=0.02)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Matrices this small are slower on many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A Qwen3 with everything that shapes differ in: grouped heads, a head width of its own, gains that are not 1."""
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=True,
+        initializer_range=0.2, eos_token_id=END, pad_token_id=PAD, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+@pytest.fixture
+def adapted(model):
+    torch.manual_seed(11)
+    adapted = get_peft_model(
+        copy.deepcopy(model), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    _move(adapted, 0.1)
+    return adapted
+
+
+def _move(adapted, size: float) -> None:
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(size * torch.randn_like(parameter))
+
+
+def _prompts(count: int, seed: int = 3) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(6, VOCABULARY, (int(length),), generator=generator).tolist()
+        for length in torch.randint(1, 40, (count,), generator=generator)
+    ]
+
+
+def _streams(count: int) -> list[RandomStream]:
+    return [RandomStream(42, f"task-{number}", 0) for number in range(count)]
+
+
+def _engine(model, sampling, rows=8, context=256):
+    return Engine(model, sampling, END, PAD, rows=rows, context=context)
+
+
+@pytest.mark.parametrize("sampling", [RECIPE, OPEN, GREEDY, Sampling(1.0, 1.0, 3, 0.1)])
+def test_ragged_prompts_give_the_plain_samplers_tokens(model, sampling):
+    prompts, budgets = _prompts(8), [1, 30, 7, 60, 60, 2, 60, 33]
+    plain, ours = _streams(8), _streams(8)
+    expected = decode(model, prompts, budgets, plain, sampling, END, PAD)
+    assert _engine(model, sampling)(prompts, budgets, ours) == expected
+    assert [stream.draw() for stream in ours] == [stream.draw() for stream in plain]
+    assert any(row[-1] == END for row in expected) or sampling not in (RECIPE, OPEN)
+    assert any(len(row) == budget > 1 for row, budget in zip(expected, budgets))
+
+
+def test_greedy_is_generate(model):
+    prompts = _prompts(6, seed=8)
+    for prompt, row in zip(prompts, _engine(model, GREEDY)(prompts, [24] * 6, _streams(6))):
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+        assert row == out[0, len(prompt) :].tolist()
+
+
+def test_later_turns_read_only_what_is_new_and_sample_the_same(model, monkeypatch):
+    engine, prompts = _engine(model, RECIPE), _prompts(5)
+    kept, fresh = _streams(5), _streams(5)
+    read = _count_reading(engine, monkeypatch)
+    for turn in range(3):
+        expected = decode(model, prompts, [20] * 5, fresh, RECIPE, END, PAD)
+        read.clear()
+        assert engine(prompts, [20] * 5, kept) == expected
+        if turn:  # the last sampled id and the glue, without the last, which the token step reads
+            assert sum(read) == 5 * 3
+        prompts = [prompt + row + [7, 8, 9] for prompt, row in zip(prompts, expected)]
+
+
+def test_what_prompts_share_is_read_once(model, monkeypatch):
+    engine, shared = _engine(model, RECIPE), list(range(10, 60))
+    read = _count_reading(engine, monkeypatch)
+    read.clear()
+    prompts = [shared, shared, [*shared, 61, 62], [*shared[:30], *range(70, 80)], shared[:5]]
+    assert engine(prompts, [20] * 5, _streams(5)) == decode(model, prompts, [20] * 5, _streams(5), RECIPE, END, PAD)
+    assert sum(read) == 49 + 0 + 2 + 9 + 4  # the fifth shares too little to be worth a copy
+
+
+def _count_reading(engine, monkeypatch) -> list[int]:
+    """Tokens that each chunk reads from now on."""
+    read = []
+    engine([[6]], [1], _streams(1))
+    chunk = engine._read_chunk
+    monkeypatch.setattr(engine, "_read_chunk", lambda: (read.append(int(engine._chunk[3].sum())), chunk()))
+    return read
+
+
+def test_what_a_row_samples_depends_on_neither_neighbours_nor_slot(model):
+    prompts = _prompts(6)
+    together = _engine(model, RECIPE)(prompts, [40] * 6, _streams(6))
+    engine = _engine(model, RECIPE, rows=1)
+    alone = [engine([prompt], [40], [stream])[0] for prompt, stream in zip(prompts, _streams(6))]
+    backwards = _engine(model, RECIPE, rows=4)(prompts[::-1], [40] * 6, _streams(6)[::-1])[::-1]
+    assert together == alone == backwards
+
+
+def test_a_queue_of_conversations_is_served_in_order_over_few_slots(model):
+    prompts, finished = _prompts(9), []
+
+    def dialogue(prompt, stream, turns):
+        spans = []
+        for _ in range(turns):
+            sampled = yield Request(prompt, 15, stream)
+            spans.append(sampled.ids)
+            prompt = prompt + sampled.ids + [7, 8]
+        return spans
+
+    def dialogues():
+        return (dialogue(*parts, turns) for parts, turns in zip(zip(prompts, _streams(9)), [0, 1, 2, 3, 1, 2, 3, 1, 2]))
+
+    engine = _engine(model, RECIPE, rows=3)
+    served = engine.serve(dialogues(), lambda: finished.append(1))
+    one_by_one = [_engine(model, RECIPE, rows=1).serve([dialogue])[0] for dialogue in dialogues()]
+    assert served == one_by_one
+    assert [len(spans) for spans in served] == [0, 1, 2, 3, 1, 2, 3, 1, 2] and len(finished) == 9
+
+
+def test_log_probabilities_are_the_models_at_the_temperature(adapted):
+    prompts = _prompts(4)
+    for prompt, turn in zip(prompts, _engine(adapted, RECIPE).turns(prompts, [20] * 4, _streams(4))):
+        with torch.no_grad():
+            logits = adapted(torch.tensor([prompt + turn.ids])).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / RECIPE.temperature).log_softmax(-1).gather(1, torch.tensor(turn.ids).unsqueeze(1))
+        assert torch.allclose(torch.tensor(turn.logprobs), expected.squeeze(1), atol=1e-4)
+
+
+def test_the_adapter_speaks_and_is_seen_after_updates_in_place(model, adapted):
+    prompts = _prompts(4)
+    engine = _engine(adapted, RECIPE)
+    first = engine(prompts, [30] * 4, _streams(4))
+    assert first == decode(adapted, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
+    assert first != decode(model, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
+    _move(adapted, 0.2)
+    second = engine(prompts, [30] * 4, _streams(4))
+    assert second == decode(adapted, prompts, [30] * 4, _streams(4), RECIPE, END, PAD) != first
+    with adapted.disable_adapter():
+        assert engine(prompts, [30] * 4, _streams(4)) == decode(model, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
+
+
+@pytest.mark.parametrize("how", ["in place", "behind autograd's back", "replaced"])
+def test_no_prefix_outlives_the_weights_it_was_read_with(adapted, how, monkeypatch):
+    engine, prompts = _engine(adapted, RECIPE), [list(range(10, 60))]
+    read = _count_reading(engine, monkeypatch)
+    engine(prompts, [5], _streams(1))
+    read.clear()
+    engine(prompts, [5], _streams(1))
+    assert read == []  # unchanged weights: the prompt is there
+    parameter = next(p for name, p in adapted.named_parameters() if "layers.0.self_attn.v_proj.lora_A" in name)
+    if how == "in place":
+        with torch.no_grad():
+            parameter[0, 0] += 1e-3
+    elif how == "behind autograd's back":
+        parameter.data[0, 0] += 1e-3
+    else:
+        parameter.data = parameter.data.clone()
+        parameter.data[0, 0] += 1e-3
+    expected = decode(adapted, prompts, [5], _streams(1), RECIPE, END, PAD)
+    held = engine._read
+    assert engine(prompts, [5], _streams(1)) == expected
+    assert engine._read is not held  # forgotten as a whole
+
+
+def test_a_stopped_conversation_leaves_the_engine_usable(model):
+    engine, prompts = _engine(model, RECIPE, rows=2), _prompts(2)
+
+    def broken():
+        yield Request(prompts[0], 3, _streams(1)[0])
+        raise RuntimeError("the environment failed")
+
+    def long():
+        yield Request(prompts[1], 100, _streams(2)[1])
+
+    with pytest.raises(RuntimeError, match="environment"):
+        engine.serve([broken(), long()])
+    assert engine(prompts, [20] * 2, _streams(2)) == decode(model, prompts, [20] * 2, _streams(2), RECIPE, END, PAD)
+
+
+@pytest.mark.parametrize("prompt, budget", [([], 3), ([6], 0), ([6] * 250, 7)])
+def test_a_request_that_does_not_fit_is_refused(model, prompt, budget):
+    with pytest.raises(ValueError, match="prompt tokens"):
+        _engine(model, RECIPE)([prompt], [budget], _streams(1))
+
+
+def test_probabilities_that_are_not_numbers_stop_the_run(adapted):
+    with torch.no_grad():
+        next(p for name, p in adapted.named_parameters() if "down_proj.lora_A" in name)[:] = float("nan")
+    with pytest.raises(CheckFailed, match="not a number"):
+        _engine(adapted, RECIPE)([[6, 7]], [4], _streams(1))
+
+
+def test_models_that_the_engine_does_not_compute_are_refused(model):
+    dora = LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+    with pytest.raises(CheckFailed, match="plain LoRA"):
+        _engine(get_peft_model(copy.deepcopy(model), dora), RECIPE)([[6]], [1], _streams(1))
+
+
+SAMPLINGS = [
+    RECIPE, OPEN, GREEDY, Sampling(0.6, 1.0, 20), Sampling(1.0, 0.7, 50, 0.05), Sampling(0.9, 0.95, 1),
+    Sampling(1.0, 1.0, 0),
+]  # fmt: skip
+
+
+def _logits(rows: int, vocabulary: int, seed: int):
+    """Random logits with the spacing of bfloat16, which makes ties at every threshold."""
+    return (2 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))).bfloat16()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_draws_fill_the_distribution_of_transformers_processors(sampling):
+    _check_draws(sampling, TorchDraw(sampling, END), lambda logits: logits, "cpu")
+
+
+def _check_draws(sampling, draw, prepare, device, each=32) -> None:
+    """Evenly spaced numbers must visit exactly the support, each token as often as its probability says."""
+    rows = 8
+    for seed in range(2):
+        one = _logits(1, 1000, seed)
+        expected = _expected(sampling, one.float())
+        counts = torch.zeros(1000)
+        for start in range(each):
+            state = _State.empty(rows, 4, device)
+            numbers = (torch.arange(rows) + start * rows + 0.5) / (rows * each)
+            state.uniforms[:, 0] = numbers.double().to(device)
+            state.tokens.live[:], state.budgets[:] = 1, 2
+            draw(prepare(one.repeat(rows, 1).to(device)), state)
+            counts += torch.bincount(state.tokens.ids.long().cpu(), minlength=1000)
+            logs = (one.float() / (sampling.temperature or 1.0)).log_softmax(-1)[0, state.tokens.ids.long().cpu()]
+            assert torch.allclose(state.logprobs[:, 0].cpu(), logs, atol=1e-5)
+            assert state.sampled[:, 0].tolist() == state.tokens.ids.tolist() and state.counts.tolist() == [1] * rows
+        assert int(state.fault) == 0
+        frequency = counts / (rows * each)
+        assert (frequency[expected == 0] == 0).all()
+        assert (frequency - expected).abs().max() <= 1 / (rows * each) + 1e-6
+
+
+def _expected(sampling, logits):
+    if sampling.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[1]).float()[0]
+    return warpers(sampling)(None, logits.clone()).softmax(-1)[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured graphs need a GPU")
+@pytest.mark.parametrize("sampling", [RECIPE, OPEN, GREEDY])
+def test_captured_graphs_give_the_plain_samplers_tokens_turn_after_turn_and_after_updates(adapted, sampling):
+    policy, prompts = copy.deepcopy(adapted).cuda(), _prompts(5)
+    engine = _engine(policy, sampling)
+    for _ in range(2):
+        turns, kept, fresh = prompts, _streams(5), _streams(5)
+        for _ in range(2):
+            expected = decode(policy, turns, [30] * 5, fresh, sampling, END, PAD)
+            junk = torch.full((2**22,), float("nan"), device="cuda")  # in any memory that the engine let go
+            assert engine(turns, [30] * 5, kept) == expected
+            del junk
+            turns = [prompt + row + [7, 8, 9] for prompt, row in zip(turns, expected)]
+        _move(policy, 0.2)
+
+
+# The kernels: on a GPU as they are, elsewhere through Triton's interpreter where Triton is installed.
+
+
+@pytest.fixture(scope="module")
+def device():
+    if torch.cuda.is_available():
+        return "cuda"
+    os.environ["TRITON_INTERPRET"] = "1"
+    pytest.importorskip("triton", reason="no GPU and no Triton, whose interpreter would stand in for one")
+    return "cpu"
+
+
+@pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.top_k or not s.temperature])
+def test_the_sampling_kernel_draws_from_transformers_distribution(sampling, device):
+    from recipe.engine_products import TILE, TritonProducts
+    from recipe.engine_sampling import TritonSampler
+
+    products = TritonProducts(8, 1, sampling.temperature or 1.0, device)
+
+    def prepare(logits):  # what the head writes beside the logits
+        tiles = torch.nn.functional.pad(logits.float(), (0, -logits.shape[1] % TILE), value=-torch.inf)
+        tiles = tiles.view(len(logits), -1, TILE)
+        products.maxima = tiles.amax(-1)
+        products.sums = ((tiles - products.maxima.unsqueeze(-1)) / (sampling.temperature or 1.0)).exp().sum(-1)
+        return logits
+
+    assert TritonSampler.covers(sampling)
+    sampler = TritonSampler(products, sampling, END)
+    _check_draws(sampling, sampler, prepare, device, each=32 if device == "cuda" else 2)  # the interpreter is slow
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("rows", [3, 20])
+def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows):
+    from recipe.engine_attention import TritonAttention
+    from recipe.engine_model import Cache, Tokens, TorchAttention, TorchProducts, forward, read
+    from recipe.engine_products import TritonProducts
+
+    policy = copy.deepcopy(adapted if lora else model).to(device)
+    weights, generator = read(policy), torch.Generator().manual_seed(rows)
+    outputs = []
+    positions = torch.randint(0, 200, (rows,), generator=generator).int().to(device)
+    ids = torch.randint(0, VOCABULARY, (rows,), generator=generator).int().to(device)
+    live = torch.ones(rows, dtype=torch.int32, device=device)
+    live[1] = 0
+    tokens = Tokens(ids, torch.arange(rows, dtype=torch.int32, device=device), positions, live)
+    for fused in (False, True):
+        torch.manual_seed(1)
+        cache = Cache(policy, rows, 256)
+        for half in (cache.keys, cache.values):
+            half.copy_(torch.randn(half.shape, generator=torch.Generator().manual_seed(2)))
+        products = TritonProducts(rows, 3, 0.6, torch.device(device)) if fused else TorchProducts()
+        attention = TritonAttention(cache, rows) if fused else TorchAttention(cache)
+        with torch.no_grad():
+            hidden = forward(weights, products, attention, tokens)
+            logits = products.logits(hidden, weights.norm, weights.head)
+        outputs.append((hidden[live.bool()], logits[live.bool()], cache.keys, cache.values))
+    for plain, fused in zip(*outputs):
+        assert torch.allclose(plain, fused, atol=2e-4, rtol=1e-4)
+    assert torch.allclose(products.maxima[0].max(), logits[0].max())
+    normaliser = (logits / 0.6).logsumexp(-1)
+    ours = products.maxima.amax(-1) / 0.6 + (
+        products.sums * ((products.maxima - products.maxima.amax(-1, keepdim=True)) / 0.6).exp()
+    ).sum(-1).log()
+    assert torch.allclose(normaliser, ours, atol=1e-4)
