@@ -10,28 +10,27 @@ import argparse
 import sys
 from pathlib import Path
 
+from recipe import config, plan
+from recipe.cluster import Site
+from recipe.stage import Flags
+
 
 def main() -> int:
-    from recipe import stage
-
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Flags("prepare", __doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder to start from")
     parser.add_argument("--retention-run", type=Path, required=True, help="its recorded retention run")
     parser.add_argument("--output", type=Path, required=True, help="new run folder")
     parser.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
-    arguments = parser.parse_args()
-    return stage.guarded(lambda: freeze(arguments))
+    parser.add_argument("--repository", type=Path, default=plan.ROOT, help="git checkout of this code (%(default)s)")
+    return parser.run(freeze)
 
 
-def freeze(arguments: argparse.Namespace) -> None:
-    from recipe import config, plan
-
-    frozen = plan.prepare(
-        arguments.model, arguments.retention_run, config.resolve(config.read(arguments.config)), arguments.output
-    )
+def freeze(given: argparse.Namespace, site: Site) -> dict:
+    settings = config.resolve(config.read(given.config))
+    repeated = site.owner is not None
+    frozen = plan.prepare(given.model, given.retention_run, settings, given.output, given.repository, repeated)
     print(f"{frozen.kind} plan {frozen.id[:16]} frozen in {frozen.run / 'plan.json'}")
+    return {"frozen": True}
 
 
 if __name__ == "__main__":

@@ -7,31 +7,40 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe import config, retention_run, stage
+from recipe import checkpoint, config, retention_run
+from recipe.cluster import Site
+from recipe.stage import Flags
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.retention_baseline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Flags("retention_baseline", __doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder, with its tokenizer")
     parser.add_argument("--questions", type=Path, required=True, help="TSV: question, tab, answer; no header")
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--protocol", type=Path, help="YAML with fields of retention_run.Protocol that differ")
     parser.add_argument("--precision", choices=config.PRECISIONS, default=config.PRECISIONS[0], help="%(default)s")
     parser.add_argument("--limit", type=int, default=retention_run.LIMIT, help="items, from the top (%(default)s)")
-    arguments = parser.parse_args()
-    return stage.guarded(lambda: record(arguments))
+    return parser.run(record)
 
 
-def record(given: argparse.Namespace) -> None:
+def record(given: argparse.Namespace, site: Site) -> dict:
     protocol = retention_run.resolve_protocol(config.read(given.protocol) or {})
-    run = retention_run.record_run(
-        given.model, given.questions, given.output, protocol, given.precision, given.limit
-    )
+    if site.owner and given.output.exists() and _asked_for(given, protocol):
+        run = retention_run.load_run(given.output)  # a lost machine made the cluster record again
+    else:
+        run = retention_run.record_run(
+            given.model, given.questions, given.output, protocol, given.precision, given.limit
+        )
     print(f"{run.folder}: {run.counts['correct']} of {run.counts['items']} correct")
+    return run.counts
+
+
+def _asked_for(given: argparse.Namespace, protocol: retention_run.Protocol) -> bool:
+    """Whether the output is the finished recording of just this."""
+    run = retention_run.load_run(given.output)
+    items = retention_run.items_from_tsv(given.questions, given.limit)
+    found = (run.checkpoint, run.protocol, run.precision, run.items)
+    return found == (checkpoint.identity(given.model)["digest"], protocol, given.precision, items)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,14 @@
 
 Off the cluster it costs nothing: the context reports nowhere, stores nothing more, and a stage that can pause is
 asked to by SIGTERM.
+
+The searcher's operations are left alone, as in the Core API's own tutorials: a trial is done when it exits with 0
+without having acknowledged a preemption. Harness 0.35 shows progress through those operations only, so that there a
+trial has no progress bar.
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +25,8 @@ class Site:
     report: Callable[[str, int, dict], None]  # group, step, metrics
     should_pause: Callable[[], bool]
     store: Callable[[Path, int, dict], None]  # checkpoint folder, step, metadata
+    progress: Callable[[float], None] = lambda share: None  # of the stage's work, in [0, 1]
+    owner: dict | None = None  # the trial that this is: ids of cluster, experiment and trial
 
 
 @contextmanager
@@ -54,6 +61,7 @@ def _alone() -> Iterator[Site]:
 def _trial() -> Iterator[Site]:
     import determined
     from determined import core
+    from determined.common.api.errors import APIException
 
     # MANUAL: the default mode imports TensorBoard, which this package does not need.
     with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as session:
@@ -62,7 +70,18 @@ def _trial() -> Iterator[Site]:
             session.train.report_metrics(group=group, steps_completed=step, metrics=metrics)
 
         def store(folder: Path, step: int, metadata: dict) -> None:
-            session.checkpoint.upload(str(folder), {"steps_completed": step, **metadata})
+            # Not upload(): it would write its metadata.json into ``folder``, whose digests are evidence.
+            with session.checkpoint.store_path({"steps_completed": step, **metadata}) as (path, _):
+                shutil.copytree(folder, path, dirs_exist_ok=True)
+
+        def progress(share: float) -> None:
+            if hasattr(session.train, "report_progress"):
+                try:
+                    session.train.report_progress(share)
+                except APIException:
+                    pass  # a master of 0.35 refuses the newer form; a progress bar is not worth a stage
 
         information = determined.get_cluster_info()
-        yield Site(dict(information.trial.hparams), report, session.preempt.should_preempt, store)
+        trial = information.trial
+        owner = {"cluster": information.cluster_id, "experiment": trial.experiment_id, "trial": trial.trial_id}
+        yield Site(dict(trial.hparams), report, session.preempt.should_preempt, store, progress, owner)

@@ -46,6 +46,8 @@ class Agent:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 768  # of the completion, observations and glue included
     max_tool_iterations: int = 3
+    # "native": transformers' own forward passes; "engine": recipe.engine, one captured graph a token on a GPU.
+    decoder: str = one_of("native", "engine")
     seed: int = or_zero(42)
 
 
@@ -79,8 +81,13 @@ class Grpo:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Agent evaluation on the test split, and on the development split during training."""
+    """Measurements. ``precision`` is that of the weights when baseline, candidate and retention are measured.
 
+    It is float32 because the starting weights lie on BF16's grid and an update of a pilot's size is smaller than that
+    grid's spacing: loaded as BF16, the candidate would be the baseline again.
+    """
+
+    precision: str = one_of("float32", "bfloat16")
     samples_per_task: int = 1
     batch_size: int = 32
 
@@ -111,7 +118,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole of it. ``precision`` is the type that checkpoints are loaded in."""
+    """The whole of it. ``precision`` is that of the base weights in training; the adapter is always float32."""
 
     tasks: Tasks = field(default_factory=Tasks)
     agent: Agent = field(default_factory=Agent)

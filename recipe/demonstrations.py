@@ -19,7 +19,7 @@ from recipe.retention_run import Protocol
 from recipe.rollout import Rollout, replay
 from recipe.tasks import Task
 
-CARE = 0.64  # chance that a turn is careful; sampling at temperature 0.6 sharpens it to 0.72, or 0.38 for three turns
+CARE = 0.65  # chance that a turn is careful; sampling at temperature 0.6 sharpens it to 0.74, or 0.4 for three turns
 
 
 @dataclass(frozen=True)

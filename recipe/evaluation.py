@@ -11,9 +11,9 @@ from pathlib import Path
 from recipe import checkpoint, evidence
 from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
-from recipe.decoding import RandomStream, sampler
+from recipe.decoding import RandomStream
 from recipe.files import write_lines
-from recipe.policy import agent_chat
+from recipe.policy import agent_chat, turn_sampler
 from recipe.rollout import Request, sample
 from recipe.stage import Done, Stage
 from recipe.tasks import Task
@@ -23,15 +23,13 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     """Evaluate the checkpoint at ``path`` on the test split; the whole of the baseline stage."""
     plan = stage.plan
     identity = checkpoint.identity(path)
-    model = checkpoint.load_model(path, plan.config.precision, checkpoint.device())
+    model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path))
     start = time.perf_counter()
     records = evaluate(model, chat, plan.splits["test"], plan.config.agent, plan.config.evaluation, stage.name)
     stage.times["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, records)
-    metrics = evidence.aggregate(records)
-    stage.report("test", 0, metrics)
-    return Done(metrics, ancestry={"checkpoint": identity["digest"]})
+    return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
 
 
 def evaluate_merged(stage: Stage) -> Done:
@@ -50,7 +48,7 @@ def evaluate(
     from tqdm import tqdm
 
     requests = [Request(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
-    draw = sampler(model, agent.sampling, chat.end_id, chat.pad_id)
+    draw = turn_sampler(model, chat, agent, tasks, min(evaluation.batch_size, len(requests)))
     records = []
     with tqdm(total=len(requests), desc=title, unit="rollout") as bar:
         for start in range(0, len(requests), evaluation.batch_size):

@@ -15,7 +15,6 @@ It fails, evidence kept, unless some group had mixed rewards, gradients were non
 """
 
 import hashlib
-import shutil
 import time
 from pathlib import Path
 
@@ -72,8 +71,9 @@ def train(stage: Stage) -> Done | None:
     after = adapter_digest(trainer.model)
     adapter = stage.folder / "adapter"
     save_adapter(trainer.model, adapter)
-    stage.store(adapter, config.grpo.steps, {"plan_id": plan.id, "adapter_parameters": after})
-    shutil.rmtree(stage.folder / resume.TRAINER)  # nothing to resume any more
+    digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
+    stage.store(adapter, config.grpo.steps, {"plan_id": plan.id, **digests})
+    resume.finished(stage)
     return finish(stage, recorder.steps, before, after)
 
 
@@ -118,7 +118,6 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a loss of 0 while the weights become NaN
         save_strategy="no",  # recipe.resume says when
-        save_total_limit=1,
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -133,6 +132,8 @@ _KEPT = {
     "kl": "kl",
     "entropy": "entropy",
     "completions/mean_length": "mean_policy_tokens",
+    "logprob_gap/mean": "logprob_gap_mean",  # of the engine from the trainer's forward pass
+    "logprob_gap/max": "logprob_gap_max",
 }
 
 
@@ -174,6 +175,7 @@ class Recorder(TrainerCallback):
         tokens = sum(rollout["outcome"]["tokens"] for rollout in self._held)
         speed = {"tokens_per_second": tokens / (now - self._start), "step_seconds": now - self._start}
         self._stage.report("training", step, {**record["metrics"], **speed})
+        self._stage.progress(step / self._stage.plan.config.grpo.steps)
         self._start = now
         self._bar.set_postfix(reward=f"{record['metrics']['reward']:.2f}", refresh=False)
         self._bar.update()

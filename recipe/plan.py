@@ -83,14 +83,25 @@ class Plan:
         return "custom" if self.document["deviations"] else "pilot"
 
 
-def prepare(model: Path, recorded_run: Path, config: Config, output: Path) -> Plan:
+def prepare(
+    model: Path,
+    recorded_run: Path,
+    config: Config,
+    output: Path,
+    checkout: Path = ROOT,
+    repeated: bool = False,
+) -> Plan:
     """Freeze a plan into the new folder ``output``.
+
+    Args:
+        checkout: the git checkout whose commit the plan records; this code may be a copy of it without a history.
+        repeated: accept an ``output`` that holds this very plan, where a lost machine makes a cluster prepare again.
 
     Raises:
         Refused: an input that is missing or does not fit, uncommitted sources, or an ``output`` that exists.
     """
     output = Path(output).resolve()
-    if output.exists():
+    if output.exists() and not repeated:
         raise Refused(f"the run folder is used already: {output}; choose a new one")
     model = Path(model).resolve()
     identity = checkpoint.identity(model)
@@ -106,7 +117,9 @@ def prepare(model: Path, recorded_run: Path, config: Config, output: Path) -> Pl
     splits = tasks.generate(sizes.pop("seed"), sizes)
     _check_chat(model, splits)
     sources = package_sources()
-    state = repository.state(ROOT, sources)
+    state = repository.state(Path(checkout).resolve(), sources)
+    if state["commit"] is None and not practice:
+        raise Refused(f"no commit of {state['path']}: the plan records one; prepare from a git checkout, with git installed")
     if state["uncommitted"] and not practice:
         raise Refused(f"{state['uncommitted'][0]} differs from the last commit; commit it, then prepare again")
 
@@ -125,8 +138,14 @@ def prepare(model: Path, recorded_run: Path, config: Config, output: Path) -> Pl
         "repository": state,
     }
     document["plan_id"] = digest(document)
-    write_json(output / "tasks.json", records)
-    write_json(output / "plan.json", document)  # last: a folder with a plan is a whole one
+    if output.exists():
+        if not (output / "plan.json").is_file() or read_json(output / "plan.json", "the plan") != document:
+            raise Refused(f"the run folder is used already, and not by this plan: {output}; choose a new one")
+        return Plan(document, splits, output)
+    partial = output.with_name(f".{output.name}.partial")
+    write_json(partial / "tasks.json", records)
+    write_json(partial / "plan.json", document)
+    partial.rename(output)  # a run folder is a whole one
     return Plan(document, splits, output)
 
 

@@ -22,7 +22,7 @@ def training(steps: list[dict], validations: dict[int, dict], path: Path, kind: 
     if validations:
         values = [metrics["strict_success"] for metrics in validations.values()]
         axes.plot(list(validations), values, "D", color=GREEN, label="strict success, development split")
-    axes.set(xlabel="optimizer step", ylim=(-0.03, 1.03), title=f"GRPO training ({kind})")
+    axes.set(xlabel="optimizer step", ylabel="mean of the rollouts", ylim=(-0.03, 1.03), title=f"GRPO training ({kind})")
     axes.legend(loc="lower right", fontsize=8)
     _save(figure, path)
 

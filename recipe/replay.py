@@ -171,8 +171,12 @@ def _by_id(plan: Plan, split: str) -> dict[str, Task]:
 def _complete(records: list[dict], plan: Plan, split: str, where: str) -> None:
     samples = plan.config.evaluation.samples_per_task
     due = [(task.task_id, sample) for task in plan.splits[split] for sample in range(samples)]
-    if [(record.get("task_id"), record.get("sample")) for record in records] != due:
-        raise CheckFailed(f"{where}: fields task_id and sample are not the {len(due)} frozen items in order")
+    if len(records) != len(due):
+        raise CheckFailed(f"{where}: {len(records)} records for the {len(due)} frozen items")
+    for number, (record, item) in enumerate(zip(records, due)):
+        for field, wanted in zip(("task_id", "sample"), item):
+            if not isinstance(record, dict) or record.get(field) != wanted:
+                raise CheckFailed(f"{where} record {number}: field {field} is not the frozen item's, {wanted!r}")
 
 
 def _same_metrics(where: str, recorded: dict, derived: dict) -> None:

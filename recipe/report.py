@@ -233,8 +233,8 @@ def markdown(summary: dict) -> str:
         "",
         *(f"- {'passed' if passed else '**FAILED**'}: {gate}" for gate, passed in summary["gates"].items()),
         "",
-        f"Merged weights: mean KL from base + adapter {summary['merge']['mean_kl']:.2e} nats a token; "
-        f"relative error of the update through rounding {summary['merge']['update_error']:.1%}.",
+        f"Merged weights (float32): mean KL from base + adapter {summary['merge']['mean_kl']:.2e} nats a token. "
+        f"Held in BF16 instead, their update would have a relative error of {summary['merge']['bf16_update_error']:.0%}.",
         "",
         "## What this does not show",
         "",

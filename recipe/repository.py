@@ -4,8 +4,6 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from recipe.errors import Refused
-
 
 def state(root: Path, sources: dict[str, str]) -> dict:
     """``{path, commit, uncommitted}`` of the checkout; ``uncommitted`` lists sources unlike the commit's.
@@ -30,7 +28,7 @@ def _committed_digest(root: Path, commit: str, path: str) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:
-    """Output of a git command, None where git says no.
+    """Output of a git command, None where git says no or is not installed.
 
     The checkout on a shared file system often belongs to another user than the task's; reading it is safe.
     """
@@ -38,7 +36,5 @@ def _git(root: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(command, capture_output=True)
     except FileNotFoundError:
-        raise Refused("git is not installed; the plan records the commit of its sources") from None
-    except NotADirectoryError:
         return None
     return done.stdout if done.returncode == 0 else None

@@ -3,7 +3,7 @@
 A checkpoint of the trainer holds the adapter, the optimizer, the schedule and every random state; the sampler's
 place follows from the step, because the tasks stand in one frozen order. Checkpoints stand in
 ``grpo/trainer/checkpoint-N``, each with ``checkpoint-N.json`` beside it: the digests of its files, written after
-them, so that a checkpoint without one is a torn write and is passed over.
+them and removed before them, so that a checkpoint without one is torn and is passed over.
 
 Evidence is cut back to the step that training goes on from. Steps repeated after a lost node are the same steps:
 same tasks, same random state, same bytes (on a GPU as far as its kernels are deterministic).
@@ -41,8 +41,8 @@ class Checkpoints(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
         for older in Path(args.output_dir).glob("checkpoint-*.json"):
-            if not older.with_suffix("").exists():  # the trainer keeps the newest one alone
-                older.unlink()
+            if older != _seal(folder):
+                _discard(older.with_suffix(""))
         self._stage.store(folder, state.global_step, {"plan_id": self._stage.plan.id, "resumable": True})
 
 
@@ -59,14 +59,26 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
         sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
         if sealed != tree_digests(checkpoint):
             raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
-    for torn in folder.glob("checkpoint-*"):
-        if torn.is_dir() and torn != checkpoint:
-            shutil.rmtree(torn)
+    for other in folder.glob("checkpoint-*"):
+        if other.is_dir() and other != checkpoint:
+            _discard(other)
     for kind in (STEPS, VALIDATION):
         for path in (stage.folder / kind).glob("step-*"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
     return checkpoint, step
+
+
+def finished(stage: Stage) -> None:
+    """Remove all checkpoints: there is nothing to resume any more."""
+    for seal in (stage.folder / TRAINER).glob("checkpoint-*.json"):
+        _discard(seal.with_suffix(""))
+    shutil.rmtree(stage.folder / TRAINER)
+
+
+def _discard(checkpoint: Path) -> None:
+    _seal(checkpoint).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint)
 
 
 def _seal(checkpoint: Path) -> Path:

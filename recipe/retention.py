@@ -16,14 +16,14 @@ from recipe.stage import Done, Stage
 
 
 def measure(stage: Stage) -> Done:
-    """The merged checkpoint on the recorded run's items, protocol and precision; the whole of the retention stage."""
+    """The merged checkpoint on the recorded run's items under its protocol; the whole of the retention stage."""
     plan = stage.plan
     merged = plan.run / "merge" / "checkpoint"
     stage.completed("merge")
     run = load_run(plan.retention_run)
     identity = checkpoint.identity(merged)
     tokenizer = checkpoint.load_tokenizer(merged)
-    model = checkpoint.load_model(merged, run.precision, checkpoint.device())
+    model = checkpoint.load_model(merged, plan.config.evaluation.precision, checkpoint.device())
     start = time.perf_counter()
     with tqdm(total=len(run.items), desc=stage.name, unit="item") as bar:
         outputs = evaluate(model, tokenizer, run.items, run.protocol, bar.update)

@@ -3,17 +3,23 @@
 A stage owns ``RUN/STAGE/``. It writes its evidence there as it goes and ``result.json`` at the very end, so a
 folder without one is an unfinished attempt. A failed check leaves the evidence and a result that says why.
 
+On a cluster ``claim.json`` names the trial that a folder belongs to. That trial alone takes up an unfinished attempt
+when Determined starts it again (pause, lost node, crash): a resumable stage goes on, any other starts over, and what
+was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended.
+
 Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
 """
 
 import argparse
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from recipe import cluster
 from recipe.cluster import Site
@@ -21,7 +27,7 @@ from recipe.errors import CheckFailed, EnvironmentFault, Refused
 from recipe.files import read_json, tree_digests, write_json
 from recipe.plan import Plan, load
 
-RESULT = "result.json"
+RESULT, CLAIM = "result.json", "claim.json"
 
 
 @dataclass
@@ -40,6 +46,10 @@ class Stage:
     def report(self, group: str, step: int, metrics: dict) -> None:
         """Show numbers while the stage runs: on a cluster in its web UI."""
         self.site.report(group, step, metrics)
+
+    def progress(self, share: float) -> None:
+        """Say how much of the work is done, in [0, 1]."""
+        self.site.progress(share)
 
     def should_pause(self) -> bool:
         """Whether to save and leave at once; asked between steps."""
@@ -84,8 +94,8 @@ def completed(plan: Plan, name: str) -> dict:
 
 
 def outputs(folder: Path) -> dict[str, str]:
-    """Digests of a stage's files, its result apart."""
-    return {path: sha for path, sha in tree_digests(folder).items() if path != RESULT}
+    """Digests of a stage's files, its result and its claim apart."""
+    return {path: sha for path, sha in tree_digests(folder).items() if path not in (RESULT, CLAIM)}
 
 
 def main(
@@ -106,6 +116,35 @@ def main(
     parser.add_argument("--plan", type=Path, help="plan.json of a prepared run; on a cluster hyperparameters.plan")
     arguments = parser.parse_args()
     sys.exit(guarded(lambda: _run(name, arguments.plan, run, model, resumable)))
+
+
+class Flags(argparse.ArgumentParser):
+    """Flags of an entrypoint that is not a stage of a plan, which a cluster gives as hyperparameters of their names."""
+
+    def __init__(self, name: str, description: str):
+        super().__init__(
+            prog=f"python -m experiments.{name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; see {self.prog} --help")
+
+    def run(self, work: Callable[[argparse.Namespace, Site], dict]) -> int:
+        """Exit code of ``work``, whose findings are shown. An empty hyperparameter counts as not given."""
+
+        def parse_and_work() -> None:
+            with cluster.context(pausable=False) as site:
+                given = [f"--{key.replace('_', '-')}={value}" for key, value in site.hyperparameters.items() if value != ""]
+                arguments = self.parse_args([*given, *sys.argv[1:]])
+                for name, value in vars(arguments).items():
+                    if site.owner and isinstance(value, Path) and not value.is_absolute():
+                        raise Refused(f"{name} is a relative path, {value}, which a container would lose; give an absolute one")
+                show(site, work(arguments, site))
+
+        return guarded(parse_and_work)
 
 
 def guarded(work: Callable[[], int | None]) -> int:
@@ -129,30 +168,79 @@ def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None],
         if model and not plan.practice:
             _require_gpu()
         stage = Stage(name, plan, site)
-        _claim(stage.folder, resumable)
-        start = time.time()
-        try:
-            done = run(stage)
-        except (CheckFailed, EnvironmentFault) as failure:
-            done = Done({}, failure=str(failure))
-        if done is None:
-            print(f"stage {name} paused; start it again to go on", file=sys.stderr)
-            return 0
-        stage.times["total"] = time.time() - start
-        _finish(stage, done, start)
-    if done.failure:
-        print(f"stage {name} failed: {done.failure} (evidence kept in {stage.folder})", file=sys.stderr)
-        return 1
+        if _claim(stage.folder, site.owner, resumable):
+            start = time.time()
+            try:
+                done = run(stage)
+            except (CheckFailed, EnvironmentFault) as failure:
+                done = Done({}, failure=str(failure))
+            if done is None:
+                print(f"stage {name} paused; start it again to go on", file=sys.stderr)
+                return 0
+            stage.times["total"] = time.time() - start
+            _finish(stage, done, start)
+        result = read_json(stage.folder / RESULT, f"the result of stage {name}")
+        # A resumable stage has validated at its own steps; its aggregates stand beside that, under another name.
+        group, step = ("result", plan.config.grpo.steps) if resumable else ("validation", 1)
+        show(site, {**result["metrics"], **result["gates"]}, group, step)
+    if result["failure"]:
+        raise CheckFailed(f"stage {name}: {result['failure']} (evidence kept in {stage.folder})")
     return 0
 
 
-def _claim(folder: Path, resumable: bool) -> None:
+def show(site: Site, found: dict, group: str = "validation", step: int = 1) -> None:
+    """Report the numbers and gates of what a stage found; a gate is 0 or 1."""
+    numbers = {name.replace(": ", "/"): float(value) for name, value in found.items() if isinstance(value, (int, float))}
+    site.report(group, step, numbers)
+
+
+def _claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
+    """Make the stage's folder ours. False if an earlier run of this very trial has finished the stage.
+
+    Raises:
+        Refused: the folder is somebody else's, or used and not to be taken up.
+    """
+    if _created(folder, owner):
+        return True
+    claim = read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
+    if claim not in (None, owner):
+        raise Refused(
+            f"{folder} belongs to experiment {claim['experiment']}, trial {claim['trial']}; let that go on, or, once it "
+            f"has ended, remove {CLAIM} there to hand the folder on"
+        )
+    finished = (folder / RESULT).exists()
+    if resumable and not finished:
+        if claim != owner:  # handed on
+            write_json(folder / CLAIM, owner)
+        return True
+    if claim is None:
+        raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume")
+    if finished:
+        return False
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != CLAIM:
+            path.unlink()
+    return True
+
+
+def _created(folder: Path, owner: dict | None) -> bool:
+    """Whether ``folder`` is new; it appears together with its claim."""
+    if owner is None:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return False
+        return True
+    fresh = folder.with_name(f".{folder.name}.trial-{owner['trial']}")
+    write_json(fresh / CLAIM, owner)
     try:
-        folder.mkdir()
-    except FileExistsError:
-        if resumable and not (folder / RESULT).exists():
-            return
-        raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume") from None
+        fresh.rename(folder)
+    except OSError:  # there is a folder, and it is not empty
+        shutil.rmtree(fresh)
+        return False
+    return True
 
 
 def _require_gpu() -> None:

@@ -1,4 +1,4 @@
-"""TRL 0.29.0's GRPOTrainer with three things added, and nothing of its algorithm changed.
+"""TRL 0.29.0's GRPOTrainer with four things added, and nothing of its algorithm changed.
 
 How it departs from upstream:
 
@@ -6,6 +6,8 @@ How it departs from upstream:
   environment's own German error and is counted, and a fault of the environment stops training.
 * **Sampling** is bounded by what remains of the completion budget. Upstream lets every turn run to the full length
   and cuts afterwards, which executes calls that the policy was not going to be shown the answers of.
+* **The engine**, where the plan chose it, samples in place of ``model.generate``; each rollout then draws from a stream
+  of its own, and the log-probabilities it sampled with are compared with the trainer's, as a metric of every step.
 * **Every rollout is proved**: beside TRL's stream grows a :class:`~recipe.rollout.Rollout` from the sampled ids
   alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops.
 
@@ -14,13 +16,16 @@ Generation, grouped advantages, reference log-probabilities and the loss are ups
 
 from functools import partial
 
+import torch
 import trl
 from trl import GRPOTrainer
 
 from recipe.config import Agent
+from recipe.decoding import RandomStream
 from recipe.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
 from recipe.errors import CheckFailed
 from recipe.judge import training_reward
+from recipe.policy import turn_sampler
 from recipe.rollout import Rollout
 from recipe.tasks import Task
 
@@ -40,6 +45,11 @@ class AgenticGRPOTrainer(GRPOTrainer):
         if names != [schema["function"]["name"] for schema in self._chat.tools]:
             raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
         self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
+        self._engine = None
+        if agent.decoder == "engine":
+            tasks = [Task(**row["task"]) for row in self.train_dataset]
+            policy = self.accelerator.unwrap_model(self.model)
+            self._engine = turn_sampler(policy, self._chat, agent, tasks, len(self.environments))
 
     def _generate_and_score_completions(self, inputs):
         self._tasks = [Task(**row["task"]) for row in inputs]
@@ -50,6 +60,11 @@ class AgenticGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts):
         self._rollouts = [Rollout(task, self._chat, self._agent) for task in self._tasks]
         self._rows = None
+        self._streams = [
+            RandomStream(self._agent.seed, task.task_id, row % self.num_generations)
+            for row, task in enumerate(self._tasks)
+        ]
+        self._logprobs = [[] for _ in prompts]
         generated = super()._generate(prompts)
         for row, environment in enumerate(self.environments):
             raise_fault(environment)
@@ -61,9 +76,8 @@ class AgenticGRPOTrainer(GRPOTrainer):
             self._rows = {id(conversation): row for row, conversation in enumerate(prompts)}
         rows = [self._rows[id(conversation)] for conversation in prompts]
         rollouts = [self._rollouts[row] for row in rows]
-        # A row whose budget is spent is still asked for: it rides along for one token, which is dropped.
-        self.generation_config.max_new_tokens = max(rollout.budget if rollout.open else 1 for rollout in rollouts)
-        prompt_ids, sampled, logprobs, extra = super()._generate_single_turn(prompts)
+        sample = self._sample_natively if self._engine is None else self._sample_by_engine
+        prompt_ids, sampled = sample(prompts, rows)
         kept = []
         for rollout, row, prompt, ids in zip(rollouts, rows, prompt_ids, sampled, strict=True):
             expected = rollout.prompt + rollout.ids
@@ -75,7 +89,47 @@ class AgenticGRPOTrainer(GRPOTrainer):
                 begin_turn(self.environments[row], len(rollout.turns))
                 rollout.speak(ids)
             kept.append(ids)
-        return prompt_ids, kept, logprobs, extra
+        return prompt_ids, kept, None, {}  # no log-probabilities: the loss takes the trainer's own
+
+    def _sample_natively(self, prompts, rows):
+        # A row whose budget is spent is still asked for: it rides along for one token, which is dropped.
+        rollouts = [self._rollouts[row] for row in rows]
+        self.generation_config.max_new_tokens = max(rollout.budget if rollout.open else 1 for rollout in rollouts)
+        prompt_ids, sampled, _, _ = super()._generate_single_turn(prompts)
+        return prompt_ids, sampled
+
+    def _sample_by_engine(self, prompts, rows):
+        rendered = self.processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
+        open_ = [place for place, row in enumerate(rows) if self._rollouts[row].open]
+        turns = self._engine.turns(
+            [rendered[place] for place in open_],
+            [self._rollouts[rows[place]].budget for place in open_],
+            [self._streams[rows[place]] for place in open_],
+        )
+        sampled = [[] for _ in rows]
+        for place, turn in zip(open_, turns):
+            sampled[place] = turn.ids
+            self._logprobs[rows[place]] += turn.logprobs
+        return rendered, sampled
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **options):
+        found = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **options
+        )
+        if options.get("compute_entropy") and self._engine is not None:  # the policy's own forward pass, in the loss
+            self._compare_logprobs(input_ids[:, -logits_to_keep:].tolist(), found[0].detach().float().cpu())
+        return found
+
+    def _compare_logprobs(self, completions, logprobs) -> None:
+        """Log how far the engine's log-probabilities are from the trainer's; rows come shuffled, so match by ids."""
+        by_ids = {tuple(rollout.ids): (rollout, own) for rollout, own in zip(self._rollouts, self._logprobs)}
+        gaps = []
+        for ids, row in zip(completions, logprobs):
+            rollout, own = next(by_ids[key] for key in by_ids if tuple(ids[: len(key)]) == key)
+            policy = [place for place, mask in enumerate(rollout.mask) if mask]
+            gaps += (row[policy] - torch.tensor(own)).abs().tolist()
+        self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
+        self._metrics["train"]["logprob_gap/max"].append(max(gaps))
 
     def _shaped_reward(self, prompts, **_) -> list[float]:
         """The training reward of each rollout; its events were proved equal to the environment's."""

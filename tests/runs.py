@@ -22,10 +22,15 @@ def stage_process(stage: str, run: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+def settings(practice: Path) -> dict:
+    """Overrides that fit a practice checkpoint, in the small size."""
+    chosen = yaml.safe_load((practice / "practice.yaml").read_text())
+    for owner, values in SMALL.items():
+        chosen[owner] = {**chosen.get(owner, {}), **values}
+    return chosen
+
+
 def prepared(practice: Path, output: Path) -> Path:
     """A plan of the small size for a practice checkpoint, frozen into ``output``."""
-    settings = yaml.safe_load((practice / "practice.yaml").read_text())
-    for owner, values in SMALL.items():
-        settings[owner] = {**settings.get(owner, {}), **values}
-    plan.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(settings), output)
+    plan.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(settings(practice)), output)
     return output

@@ -47,7 +47,10 @@ def test_the_tokenizer_keeps_the_raw_span_contract(spoken, frozen):
         spoken.check(split[0].messages(), '{"menge": 12, "einzelpreis": 345}')
 
 
-@pytest.mark.parametrize("text", ["Grüße, Straße! K7B-XD4\n\n{\"a\": 12}", "日本語 🙂 \t\x00", "  viele   Räume  "])
+@pytest.mark.parametrize(
+    "text",
+    ['Grüße, Straße! K7B-XD4\n\n{"a": 12}', "日本語 🙂 \t\x00", "  viele   Räume  "],
+)
 def test_the_tokenizer_gives_any_text_back(spoken, text):
     assert spoken.decode(spoken.encode(text)) == text
 
@@ -101,7 +104,7 @@ def test_no_frozen_record_and_no_unseen_wording_is_shown(frozen, seed):
     shown = demonstrations.fresh_tasks(seed, 300)
     assert len(shown) == 300
     assert not {task.record_id for task in shown} & {task.record_id for split in frozen.values() for task in split}
-    words = {letters for wording in tasks.WORDINGS["train"] for word in wording.split() for letters in [_letters(word)]}
+    words = {_letters(word) for wording in tasks.WORDINGS["train"] for word in wording.split()}
     for task in shown:
         sentence = task.question.partition(tasks.FIRST_CALL[:12])[0].replace(task.record_id, "")
         assert {_letters(word) for word in sentence.split()} <= words | {""}, task.question
@@ -131,15 +134,15 @@ def test_sums_are_answered_rightly():
         assert item.answer == (a + b if "+" in item.thought else a - b) >= 0
 
 
-def test_the_made_folder_is_whole(made):
+def test_the_made_folder_is_whole(made, spoken):
     mark = json.loads((made / "checkpoint" / "practice.json").read_text())
     model = checkpoint.load_model(made / "checkpoint", "float32", "cpu")
     assert mark["practice"] is True and mark["steps"] == TINY.steps and mark["seed"] == TINY.seed
     assert mark["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
-    tokenizer = checkpoint.load_tokenizer(made / "checkpoint")
+    saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"))
     (task,) = demonstrations.fresh_tasks(0, 1)
-    assert agent_chat(tokenizer).prompt(task.messages()) == agent_chat(practice.small_tokenizer(0)).prompt(task.messages())
+    assert saved.prompt(task.messages()) == spoken.prompt(task.messages())
     assert load_run(made / "retention-run").checkpoint == checkpoint.identity(made / "checkpoint")["digest"]
     assert len((made / "questions.tsv").read_text().splitlines()) == practice.QUESTIONS
     config = resolve(read(made / "practice.yaml"))
