@@ -57,6 +57,8 @@ def merge(stage: Stage) -> Done:
         "adapter": trained["ancestry"]["adapter"],
         "merged_checkpoint": checkpoint.identity(target)["digest"],
     }
+    if stage.site.hyperparameters.get("store"):  # asked for where it is to be registered: a second copy of the weights
+        stage.store(target, 1, {"plan_id": plan.id, "merged_checkpoint": ancestry["merged_checkpoint"]})
     failure = f"the merged checkpoint is not base + adapter: {', '.join(failed)} did not hold" if failed else None
     return Done(metrics, gates, ancestry, failure)
 
@@ -91,17 +93,18 @@ def unchanged_files(base: Path, target: Path) -> bool:
 
 @torch.inference_mode()
 def log_probabilities(model, ids: list[int]):
-    """(T, V) next-token log-probabilities of one row."""
+    """(T, V) next-token log-probabilities of one row, in float32."""
     return model(input_ids=torch.tensor([ids], device=model.device)).logits[0].float().log_softmax(-1).cpu()
 
 
 def compare(wanted: list, found: list) -> dict[str, float]:
     """Differences of two policies over the same positions: KL in nats a token, and the largest single one."""
-    kl = torch.cat([(w.exp() * (w - f)).sum(-1) for w, f in zip(wanted, found)])
+    # Summed in float64: two equal policies differ by rounding alone, which float32 sums would turn negative.
+    kl = torch.cat([(w.double().exp() * (w.double() - f.double())).sum(-1) for w, f in zip(wanted, found)])
     largest = max(float((w - f).abs().max()) for w, f in zip(wanted, found))
     agree = torch.cat([w.argmax(-1) == f.argmax(-1) for w, f in zip(wanted, found)])
     return {
-        "mean_kl": max(float(kl.mean()), 0.0),
+        "mean_kl": abs(float(kl.mean())),
         "max_log_probability_difference": largest,
         "same_best_token": float(agree.float().mean()),
     }

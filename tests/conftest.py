@@ -151,7 +151,12 @@ def with_chat_template():
 
 @pytest.fixture(scope="session")
 def practice(tmp_path_factory) -> Path:
-    """What ``recipe.practice`` writes: a checkpoint with partial competence and its retention run."""
+    """What ``recipe.practice`` writes: a checkpoint with partial competence and its retention run.
+
+    ``PRACTICE`` names one that is there already (``make test`` shares the demo's); otherwise it is trained here.
+    """
+    if "PRACTICE" in os.environ:
+        return Path(os.environ["PRACTICE"]).resolve()
     output = tmp_path_factory.mktemp("practice") / "practice"
     subprocess.run([sys.executable, "-m", "recipe.practice", "--output", str(output)], cwd=ROOT, check=True)
     return output

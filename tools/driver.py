@@ -1,110 +1,185 @@
-"""Chains the stages of a prepared run.
+"""Chains the stages of a run, as experiments on the cluster or as processes on this machine.
 
-    python -m tools.driver run --local --plan runs/my-pilot/plan.json [--resume]
-    python -m tools.driver status --plan runs/my-pilot/plan.json
+    python -m tools.driver run --model /abs/sft/checkpoint --retention-run /abs/sft/run --output runs/my-pilot
+    python -m tools.driver run --plan runs/my-pilot/plan.json [--local] [--resume]
+    python -m tools.driver status --run runs/my-pilot
+    python -m tools.driver fetch  --run runs/my-pilot --to ./artifacts
+    python -m tools.driver verify --run runs/my-pilot
 
-Each stage runs in a process of its own; its output is kept in RUN/logs/STAGE.log. The first failure stops the
-chain. ``--resume`` keeps completed stages whose outputs still hold and repeats the unfinished one.
+On the cluster (DET_MASTER and Determined's own login) the same command goes on where an earlier one stood, also after
+it was killed: it finds the running experiment again and submits none twice. A stage that failed stops the chain;
+--resume sets its evidence aside and repeats it. A run of all stages ends with a manifest, which verify proves again.
 """
 
 import argparse
-import os
-import subprocess
+import shutil
 import sys
-import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also as a script: python tools/driver.py
 
+import yaml
+
+from recipe import config
 from recipe.errors import Refused
-from recipe.files import read_json
-from recipe.plan import ROOT, Plan, load
+from recipe.files import read_json, tree_digests
+from recipe.plan import Plan, load, prepare
 from recipe.stage import RESULT, completed, guarded
+from tools import chain, local, manifest, remote
+from tools.records import STATE, load_state
 
-STAGES = (
-    "preflight",  # can this worker run the plan?
-    "baseline",  # the starting checkpoint on the test split
-    "grpo",  # the adapter
-    "merge",  # the candidate checkpoint
-    "candidate",  # the same measurement
-    "retention",  # is German mathematics kept?
-    "report",  # verify everything, then say it
-)
+# In order, each with the number that says most about it.
+STAGES = {
+    "preflight": "gpu",  # can this worker run the plan?
+    "baseline": "strict_success",  # the starting checkpoint on the test split
+    "grpo": "reward_last_quarter",  # the adapter
+    "merge": "mean_kl",  # the candidate checkpoint
+    "candidate": "strict_success",  # the same measurement
+    "retention": "correct_after",  # is German mathematics kept?
+    "report": "qualified",  # verify everything, then say it
+}
 
-RESUMABLE = ("grpo",)  # goes on from its own checkpoints; the others start again
 
-
-def run_local(plan_path: Path, resume: bool) -> int:
-    """Run the stages one after another on this machine. Returns the exit code of the chain."""
-    plan = load(plan_path)
-    used = [name for name in STAGES if (plan.run / name).exists()]
-    if used and not resume:
-        raise Refused(f"{plan.run} is used already (stage {used[0]}); prepare a new run, or continue with --resume")
-    for name in STAGES:
-        if (plan.run / name / RESULT).is_file() and not read_json(plan.run / name / RESULT, "a result")["failure"]:
-            completed(plan, name)
-            print(f"{name}: complete", flush=True)
-            continue
-        if name not in RESUMABLE or (plan.run / name / RESULT).exists():
-            _set_aside(plan.run / name)
-        code = _run(plan, plan_path, name)
-        if code:
-            print(f"{name}: failed with exit code {code}; its log is {_log(plan, name)}", file=sys.stderr)
-            return code
-        if not (plan.run / name / RESULT).exists():
-            print(f"{name}: paused; continue with --resume")
-            return 0
-    print(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+def run(given: argparse.Namespace) -> int:
+    """All stages in order."""
+    if given.dry_run:
+        return _dry_run(given)
+    plan_file = given.plan.resolve() if given.plan else _prepared(given)
+    if given.local:
+        return local.run(plan_file, tuple(STAGES), given.resume)
+    plan = load(plan_file)
+    with chain.alone(plan.run):
+        chain.Chain(plan, tuple(STAGES), remote.connect(), given.resume, given.register, _say, _progress).run()
+        _say(f"manifest: {manifest.write(plan, tuple(STAGES))}")
+    _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
 
 
-def _run(plan: Plan, plan_path: Path, name: str) -> int:
-    """One stage's process; what it prints goes to the terminal and to its log."""
-    log = _log(plan, name)
-    log.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan_path)]
-    start = time.time()
-    print(f"{name} ...", flush=True)
-    with open(log, "ab") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        while chunk := os.read(process.stdout.fileno(), 1 << 16):  # not by line: progress bars end in \r
-            file.write(chunk)
-            sys.stderr.buffer.write(chunk)
-            sys.stderr.flush()
-        code = process.wait()
-    if code == 0:
-        print(f"{name}: done in {time.time() - start:.0f} s", flush=True)
-    return code
+def _prepared(given: argparse.Namespace) -> Path:
+    """The plan file in ``--output``, frozen now unless it is there already for the same inputs."""
+    plan_file = given.output.resolve() / "plan.json"
+    wanted = config.resolve(config.read(given.config))
+    if not plan_file.exists():
+        frozen = prepare(given.model, given.retention_run, wanted, given.output)
+        _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
+        return plan_file
+    document = load(plan_file, check_inputs=False).document
+    for option, found, now in (
+        ("--model", document["checkpoint"]["path"], str(given.model.resolve())),
+        ("--retention-run", document["retention_run"]["path"], str(given.retention_run.resolve())),
+        ("--config", document["config"], asdict(wanted)),
+    ):
+        if found != now:
+            raise Refused(f"{plan_file} was frozen with another {option}; go on with --plan, or choose a new --output")
+    return plan_file
 
 
-def _log(plan: Plan, name: str) -> Path:
-    return plan.run / "logs" / f"{name}.log"
-
-
-def _set_aside(folder: Path) -> None:
-    """Keep the evidence of an unfinished or failed attempt under a free name."""
-    if folder.exists():
-        number = next(n for n in range(1, 1000) if not folder.with_name(f"{folder.name}.attempt-{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.attempt-{number}"))
-
-
-def status(plan_path: Path) -> None:
-    """Print a table of the stages."""
-    plan = load(plan_path, check_inputs=False)
-    print(f"{plan.kind} plan {plan.id[:16]} in {plan.run}")
+def _dry_run(given: argparse.Namespace) -> int:
+    """Print every configuration as it would be submitted. Asks no master and writes nothing."""
+    plan_file = given.plan.resolve() if given.plan else given.output.resolve() / "plan.json"
+    plan = load(plan_file) if plan_file.exists() else None
+    identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
     for name in STAGES:
-        state, seconds, gates = _state(plan, name)
-        print(f"  {name:<10} {state:<12} {seconds:>8}  {gates}")
+        label, store = chain.label_of(identity, name, 1), given.register is not None
+        wanted = chain.configuration(name, identity, kind, plan_file, label, store)
+        print(f"---\n{yaml.safe_dump(wanted, sort_keys=False)}", end="")
+    return 0
 
 
-def _state(plan: Plan, name: str) -> tuple[str, str, str]:
-    if not (plan.run / name).exists():
-        return "not started", "", ""
-    if not (plan.run / name / RESULT).is_file():
-        return "unfinished", "", ""
-    result = read_json(plan.run / name / RESULT, "a result")
-    gates = ", ".join(f"{gate} {'passed' if passed else 'FAILED'}" for gate, passed in result["gates"].items())
-    return "failed" if result["failure"] else "complete", f"{result['seconds']['total']:.0f} s", gates
+def status(folder: Path) -> None:
+    """Print a table of the stages, with the cluster's word where it can be asked."""
+    plan = load(folder / "plan.json", check_inputs=False)
+    print(f"{plan.kind} plan {plan.id[:16]} in {plan.run}")
+    for row in (("stage", "experiment", "state", "time", "key metric"), *_rows(plan)):
+        print("  {:<10} {:>10}  {:<12} {:>8}  {}".format(*row).rstrip())
+    if (plan.run / manifest.NAME).exists():
+        print(f"manifest: {plan.run / manifest.NAME}")
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
+    state, master, refusal = load_state(plan.run), None, None
+    for name, key in STAGES.items():
+        attempts = state.attempts.get(name) if state else None
+        attempt = attempts[-1] if attempts else None
+        disk = chain.in_hand(plan.run, name)
+        shown = "not started" if disk == "nothing" else disk
+        if attempt and attempt.failure:
+            shown = "failed"
+        elif attempt and attempt.experiment and attempt.ended is None:
+            if master is None and refusal is None:
+                try:
+                    master = remote.connect(state.cluster.address)
+                except Refused as error:
+                    refusal = error
+                    print(f"as last seen: {refusal}", file=sys.stderr)
+            shown = master.look(attempt.experiment).state.lower() if master else "submitted"
+        number = str(attempt.experiment or "") if attempt else ""
+        if disk in ("complete", "failed"):
+            result = read_json(plan.run / name / RESULT, "a result")
+            value = result["metrics"].get(key, "")
+            yield name, number, shown, f"{result['seconds']['total']:.0f} s", f"{key} {_number(value)}".strip()
+        else:
+            yield name, number, shown, "", ""
+
+
+def _number(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def fetch(folder: Path, target: Path) -> None:
+    """Copy what the run came to into a new folder, checked; ``verify`` works there as well.
+
+    Left behind are unfinished attempts and what a paused training would go on from.
+    """
+    plan = load(folder / "plan.json", check_inputs=False)
+    if target.exists():
+        raise Refused(f"{target} exists already; choose a new folder")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    names = ["plan.json", "tasks.json", STATE, manifest.NAME, "logs", "metrics"]
+    names += [name for name in STAGES if chain.in_hand(plan.run, name) == "complete"]
+    for name in names:
+        source = plan.run / name
+        if source.is_dir():
+            shutil.copytree(source, partial / name)
+        elif source.exists():
+            shutil.copyfile(source, partial / name)
+    copied = load(partial / "plan.json", check_inputs=False)
+    for name in STAGES:
+        if (partial / name).exists():
+            completed(copied, name)
+    partial.rename(target)
+    print(f"{target}: {len(tree_digests(target))} files")
+
+
+def verify(folder: Path, replayed: bool) -> None:
+    """Prove the manifest again; what this machine cannot check is said."""
+    open_points = list(manifest.verify(folder, tuple(STAGES), remote.connect, replayed))
+    for line in open_points:
+        print(f"not checked: {line}")
+    print(f"{folder / manifest.NAME} holds" + (", as far as it was checked" if open_points else ""))
+
+
+_open_line = False  # a progress line stands on the terminal
+
+
+def _say(line: str) -> None:
+    global _open_line
+    if _open_line:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        _open_line = False
+    print(line, flush=True)
+
+
+def _progress(line: str) -> None:
+    """On a terminal the line that stands there is replaced; a log gets none."""
+    global _open_line
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        _open_line = True
 
 
 def main() -> int:
@@ -112,17 +187,50 @@ def main() -> int:
         prog="python -m tools.driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run all stages in order")
-    run.add_argument("--local", action="store_true", required=True, help="on this machine, one process a stage")
-    run.add_argument("--plan", type=Path, required=True, help="plan.json made by experiments.prepare")
-    run.add_argument("--resume", action="store_true", help="continue a run that stopped")
-    show = commands.add_parser("status", help="a table of the stages")
-    show.add_argument("--plan", type=Path, required=True)
-    arguments = parser.parse_args()
-    if arguments.command == "status":
-        return guarded(lambda: status(arguments.plan))
-    return guarded(lambda: run_local(arguments.plan.resolve(), arguments.resume))
+    start = commands.add_parser("run", help="run all stages in order, or go on with them")
+    start.add_argument("--plan", type=Path, help="plan.json of a prepared run; or the next three:")
+    start.add_argument("--model", type=Path, help="checkpoint folder to start from")
+    start.add_argument("--retention-run", type=Path, help="its recorded retention run")
+    start.add_argument("--output", type=Path, help="run folder; its plan is frozen first, if it has none")
+    start.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
+    start.add_argument("--local", action="store_true", help="on this machine, one process a stage")
+    start.add_argument("--resume", action="store_true", help="repeat what failed; with --local: go on")
+    start.add_argument("--register", metavar="NAME", help="put the outcome into the model registry")
+    start.add_argument("--dry-run", action="store_true", help="print the configurations, submit nothing")
+    for name, text in (
+        ("status", "a table of the stages"),
+        ("fetch", "copy the run's artifacts"),
+        ("verify", "prove the manifest again, on disk and on the cluster"),
+    ):
+        command = commands.add_parser(name, help=text)
+        which = command.add_mutually_exclusive_group(required=True)
+        which.add_argument("--run", type=Path, help="run folder")
+        which.add_argument(
+            "--plan", dest="run", metavar="PLAN", type=lambda path: Path(path).parent, help="its plan.json"
+        )
+        if name == "fetch":
+            command.add_argument("--to", type=Path, required=True, help="new folder")
+        if name == "verify":
+            command.add_argument("--replay", action="store_true", help="derive every recorded rollout again as well")
+    given = parser.parse_args()
+    if given.command == "run":
+        new = (given.model, given.retention_run, given.output)
+        if bool(given.plan) == all(new) or (given.plan and any((*new, given.config))):
+            start.error("give either --plan, or --model, --retention-run and --output")
+        if given.local and (given.register or given.dry_run):
+            start.error("--register and --dry-run are for the cluster")
+        return guarded(lambda: run(given))
+    work = {
+        "status": lambda: status(given.run),
+        "fetch": lambda: fetch(given.run, given.to),
+        "verify": lambda: verify(given.run, given.replay),
+    }
+    return guarded(work[given.command])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; an experiment goes on by itself, and the same command follows it again", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,191 @@
+"""How tests drive: by the command line, and by the chain alone on a cluster of plain records that kills it anywhere."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe.files import write_json
+from recipe.plan import Plan
+from recipe.stage import CLAIM, RESULT, outputs
+from runs import ROOT
+from tools import chain, remote
+from tools.driver import STAGES
+from tools.records import Cluster, Experiment, Registered, Segment, Stored
+
+NAMES = tuple(STAGES)
+
+
+class Killed(BaseException):
+    """What a SIGKILL leaves of a call: it happened or it did not, and nobody learns."""
+
+
+def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None) -> None:
+    """What a stage's process leaves on disk."""
+    folder = run / stage
+    folder.mkdir(exist_ok=True)
+    if number:
+        write_json(folder / CLAIM, {"cluster": "c", "experiment": number, "trial": number})
+    (folder / "evidence.txt").write_text(stage)
+    write_json(
+        folder / RESULT,
+        {
+            "plan_id": plan_id,
+            "failure": failure,
+            "outputs": outputs(folder),
+            "gates": {"good": True},
+            "metrics": {"qualified": False},
+            "ancestry": {"adapter": "a", "merged_checkpoint": "m"},
+            "seconds": {"total": 1.0},
+        },
+    )
+
+
+@dataclass
+class Submitted:
+    id: int
+    configuration: dict
+    states: list[str]  # what the next looks see; the last one stays
+    visible: float  # when the master shows it
+
+    @property
+    def name(self) -> str:
+        return self.configuration["name"]
+
+    @property
+    def run(self) -> Path:
+        return Path(self.configuration["hyperparameters"]["plan"]).parent
+
+
+@dataclass
+class World:
+    """What outlives a driver: the cluster's experiments, and the clock."""
+
+    experiments: dict[int, Submitted] = field(default_factory=dict)
+    models: list[tuple[str, str]] = field(default_factory=list)
+    notes: dict[int, str] = field(default_factory=dict)
+    stored: dict[str, list[str]] = field(default_factory=dict)  # checkpoint uuids by stage
+    states: dict[str, list[str]] = field(default_factory=dict)  # by stage; else RUNNING, COMPLETED
+    leaves: dict[str, str] = field(default_factory=dict)  # by stage: "nothing", "failed"; else complete
+    latency: float = 0.0
+    time: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def start(self, configuration: dict) -> int:
+        number = len(self.experiments) + 1
+        states = list(self.states.get(configuration["name"], ["RUNNING", "COMPLETED"]))
+        self.experiments[number] = Submitted(number, configuration, states, self.time + self.latency)
+        return number
+
+
+class Fake:
+    """The questions of :class:`tools.remote.Master`; each call is a place to be killed, before or after its effect."""
+
+    def __init__(self, world: World, kill_at: int = -1, cluster: str = "c"):
+        self.world, self._calls, self._kill_at = world, 0, kill_at
+        self.cluster = Cluster(cluster, "http://fake", "0.35.0", "0.38.1")
+        for name in ("project", "find", "submit", "annotate", "look", "record", "keep", "stored", "register"):
+            setattr(self, name, self.deadly(getattr(self, name)))
+
+    def deadly(self, call):
+        def killable(*arguments):
+            self._point()
+            answer = call(*arguments)
+            self._point()
+            return answer
+
+        return killable
+
+    def _point(self) -> None:
+        self._calls += 1
+        if self._calls - 1 == self._kill_at:
+            raise Killed
+
+    def page(self, experiment):
+        return f"http://fake/{experiment}"
+
+    def project(self, workspace, name):
+        return 7
+
+    def find(self, project, stage, plan, label):
+        shown = (entry for entry in self.world.experiments.values() if entry.visible <= self.world.time)
+        return [
+            entry.id
+            for entry in shown
+            if entry.configuration["hyperparameters"]["plan"] == plan
+            and (
+                label in entry.configuration["labels"] or (entry.name == stage and entry.states[0] not in remote.ENDED)
+            )
+        ]
+
+    def submit(self, configuration, context, project):
+        assert (context, project) == (ROOT, 7)
+        return self.world.start(configuration)
+
+    def annotate(self, experiment, text):
+        self.world.notes[experiment] = text
+
+    def look(self, experiment):
+        if experiment not in self.world.experiments:
+            return remote.View("DELETED", 0, {})
+        entry = self.world.experiments[experiment]
+        state = entry.states[0]
+        if len(entry.states) > 1:
+            entry.states.pop(0)
+        leaves = self.world.leaves.get(entry.name, "complete")
+        if state in remote.ENDED and leaves != "nothing" and not (entry.run / entry.name / RESULT).exists():
+            plan_id = json.loads((entry.run / "plan.json").read_text())["plan_id"]
+            finish(entry.run, entry.name, plan_id, "it did not hold" if leaves == "failed" else None, entry.id)
+        return remote.View(state, 3, {"reward": 0.5})
+
+    def record(self, experiment):
+        entry = self.world.experiments[experiment]
+        stored = [Stored(uuid, 1) for uuid in self.world.stored.get(entry.name, [])]
+        times = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
+        segments = [Segment(1, *times, None, [])]
+        return Experiment(experiment, experiment, entry.states[0], 0, *times, entry.configuration, segments, stored)
+
+    def keep(self, experiment, log, metrics):
+        log.parent.mkdir(exist_ok=True)
+        metrics.parent.mkdir(exist_ok=True)
+        log.write_text("log\n")
+        metrics.write_text("")
+
+    def stored(self, uuid):
+        return {} if any(uuid in uuids for uuids in self.world.stored.values()) else None
+
+    def last_lines(self, experiment, count):
+        return ["the last line"]
+
+    def register(self, name, uuid, holds, workspace, description, metadata):
+        if (name, uuid) not in self.world.models:
+            self.world.models.append((name, uuid))
+        return Registered(name, 1, uuid, holds)
+
+
+def fake_plan(run: Path) -> Plan:
+    run.mkdir()
+    document = {"plan_id": "a" * 64, "practice": True, "deviations": {}, "checkpoint": {"digest": "s"}}
+    write_json(run / "plan.json", document)
+    return Plan(document, {}, run)
+
+
+def driven(plan: Plan, world: World, said=None, again=False, stages=NAMES, register=None, **fake) -> chain.Chain:
+    say = said.append if said is not None else (lambda line: None)
+    master = Fake(world, **fake)
+    return chain.Chain(plan, stages, master, again, register, say, lambda line: None, world.sleep, lambda: world.time)
+
+
+def submissions(world: World) -> list[str]:
+    return [entry.name for entry in world.experiments.values()]
+
+
+def driver(*arguments, cwd: Path = ROOT, **environment) -> subprocess.CompletedProcess:
+    """The driver's command line, with more environment variables."""
+    variables = {**os.environ, **environment}
+    command = [sys.executable, "-m", "tools.driver", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=variables)

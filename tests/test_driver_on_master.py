@@ -1,0 +1,315 @@
+"""The driver on a master: every question to it by each version of the SDK, and the whole chain.
+
+The master is the double (``master_double``), or for the whole chain a real one that ``DET_MASTER`` names.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from driving import NAMES, driver
+from recipe.errors import Refused
+from recipe.files import digest, tree_digests
+from recipe.stage import RESULT, outputs
+from runs import ROOT, settings
+from tools import chain, remote
+from tools.records import load_state
+
+STEPS = 12  # so that a pause finds training still at work
+KILLS = int(os.environ.get("KILLS", "0"))
+
+
+HARNESSES = {"0.35.0": "DET35_PYTHON", "0.38.1": "DET38_PYTHON"}
+
+
+@pytest.fixture
+def double(monkeypatch, tmp_path):
+    """A master with a workspace, and a login of its own for this process."""
+    module = pytest.importorskip("master_double", reason="the double of the master is not in tests/")
+    monkeypatch.setenv("DET_DEBUG_CONFIG_PATH", str(tmp_path / "login"))
+    with module.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"]) as master:
+        monkeypatch.setenv("DET_MASTER", master.url)
+        yield master
+        assert not master.internal_errors
+
+
+def test_no_login_no_master_and_no_workspace_are_one_line_each(double, monkeypatch):
+    assert remote.connect().cluster.master == "0.35.0"
+    with pytest.raises(Refused, match="workspace nowhere is not on"):
+        remote.connect().project("nowhere", "p")
+    monkeypatch.setenv("DET_USER", "determined")
+    monkeypatch.setenv("DET_PASS", "wrong")
+    double.world.user_tokens.clear()
+    with pytest.raises(Refused, match="invalid credentials"):
+        remote.connect()
+    monkeypatch.setenv("DET_MASTER", "http://127.0.0.1:9")
+    with pytest.raises(Refused, match="no master answers at http://127.0.0.1:9"):
+        remote.connect()
+
+
+def test_a_stale_login_is_refused_and_never_asked_for(double, monkeypatch):
+    from determined.common.api.authentication import TokenStore
+
+    store = TokenStore(double.url)
+    store.set_token("somebody", "stale")
+    store.set_active("somebody")
+    with pytest.raises(Refused, match="no valid login"):
+        remote.connect()
+
+
+def test_a_project_is_made_once(double):
+    made = remote.connect().project("lab", "new")
+    assert remote.connect().project("lab", "new") == made
+    assert [project.name for project in double.world.projects.values()].count("new") == 1
+
+
+def test_a_rejected_configuration_is_one_line(double, tmp_path):
+    master = remote.connect()
+    project = master.project("lab", "new")
+    wrong = {**chain.configuration("grpo", "p", "practice", tmp_path / "plan.json", "l"), "serching": 1}
+    with pytest.raises(Refused, match="stage grpo cannot be submitted: .*serching"):
+        master.submit({**wrong, "workspace": "lab", "project": "new"}, tmp_path, project)
+
+
+def test_a_master_that_is_away_for_a_while_is_waited_for(double):
+    waits = []
+    connected = remote.connect()
+    master = remote.Master(connected._client, connected.cluster, waits.append)
+    double.faults.fail_requests(1, 400, match="GET /api/v1/workspaces")
+    with pytest.raises(Refused, match="answers"):
+        master.project("lab", "p")
+    assert not waits
+    assert master.project("lab", "p")
+    double.faults.fail_requests(5, 500, match="GET /api/v1/workspaces")
+    assert master.project("lab", "p") and waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+SCRIPT = """
+import json, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from tools import remote
+
+folder, context = Path(sys.argv[1]), Path(sys.argv[2])
+master = remote.connect()
+project = master.project("lab", "new")
+configuration = json.loads((folder / "configuration.json").read_text())
+assert master.find(project, "grpo", "/plan", "l") == []
+number = master.submit(configuration, context, project)
+assert master.find(project, "grpo", "/plan", "l") == [number] == master.find(project, "grpo", "/plan", "other")
+assert master.find(project, "grpo", "/other", "l") == []
+while (view := master.look(number)).state not in remote.ENDED:
+    time.sleep(0.2)
+master.annotate(number, "notes")
+record = master.record(number)
+assert record == master.record(number)
+assert master.find(project, "grpo", "/plan", "l") == [number] and master.find(project, "grpo", "/plan", "other") == []
+master.keep(number, folder / "log", folder / "metrics")
+uuid = record.checkpoints[-1].uuid
+registered = [master.register("model", uuid, "x", "lab", "text", {"sha": "s"}) for _ in range(2)]
+print(json.dumps({
+    "view": asdict(view), "record": asdict(record), "cluster": asdict(master.cluster), "stored": master.stored(uuid),
+    "gone": master.look(99).state, "lines": master.last_lines(number, 2), "registered": [asdict(r) for r in registered],
+}))
+"""
+TRIAL = """
+from pathlib import Path
+from determined import core
+with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as session:
+    for step in (1, 2):
+        session.train.report_metrics(group="training", steps_completed=step, metrics={"reward": step / 2})
+    session.train.report_metrics(group="test", steps_completed=2, metrics={"strict_success": 0.25})
+    with session.checkpoint.store_path({"steps_completed": 2, "plan_id": "p"}) as (path, uuid):
+        (path / "weights").write_text("w")
+print("trial is done")
+"""
+
+
+@pytest.mark.parametrize("version", HARNESSES)
+def test_every_question_to_the_master_with_each_version_of_the_sdk(double, tmp_path, version):
+    python = os.environ.get(HARNESSES[version], "")
+    if not Path(python).is_file():
+        pytest.skip(f"{HARNESSES[version]} does not name an interpreter with determined {version}")
+    double.agent._python = python
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "trial.py").write_text(TRIAL)
+    configuration = chain.configuration("grpo", "p", "practice", Path("/plan"), "l")
+    configuration |= {"workspace": "lab", "project": "new", "entrypoint": "python3 trial.py", "bind_mounts": []}
+    configuration["resources"] = {**configuration["resources"], "resource_pool": "pool"}
+    (tmp_path / "configuration.json").write_text(json.dumps(configuration))
+    command = [python, "-c", SCRIPT, str(tmp_path), str(context)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + double.trials[1].logs
+    answer = json.loads(done.stdout.splitlines()[-1])
+    record, trial = answer["record"], double.trials[1]
+    assert answer["cluster"]["determined"] == version and answer["cluster"]["master"] == "0.35.0"
+    assert answer["view"] == {"state": "COMPLETED", "steps": 2, "metrics": {"reward": 1.0, "strict_success": 0.25}}
+    assert record["configuration"] == configuration
+    assert (record["id"], record["trial"], record["restarts"], record["state"]) == (1, 1, 0, "COMPLETED")
+    (segment,), (stored,) = record["segments"], record["checkpoints"]
+    assert segment["steps"] == [1, 2] and segment["ended_by"] is None and segment["finished"]
+    assert stored == {"uuid": trial.checkpoints[0].uuid, "steps": 2} and answer["stored"]["plan_id"] == "p"
+    assert answer["gone"] == "DELETED" and answer["lines"][-1].endswith("trial is done")
+    assert "trial is done" in (tmp_path / "log").read_text()
+    reports = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert [(report["group"], report["steps"]) for report in reports] == [("test", 2), ("training", 1), ("training", 2)]
+    assert len(double.models[1].versions) == 1 and double.models[1].versions[0].metadata == {"sha": "s"}
+    assert answer["registered"][0] == answer["registered"][1]
+
+
+# ---- the whole chain on a master
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A checkout with this site's values, and its master: the double, or the real one that DET_MASTER names."""
+    from tools.site import apply
+
+    checkout = tmp_path / "checkout"
+    real = "DET_MASTER" in os.environ
+    keep = ("recipe", "experiments", "tools", "determined_configs", "startup-hooks", "startup-hook.sh", ".detignore")
+    checkout.mkdir()
+    for name in keep:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, checkout / name)
+    values = yaml.safe_load((checkout / "determined_configs" / "site.yaml").read_text())
+    if real:
+        folder = Path(values["mount"]) / "german-tool-rl-tests" / tmp_path.name
+        yield None, checkout, folder
+        return
+    double = pytest.importorskip("master_double", reason="the double of the master is not in tests/")
+    values |= {"workspace": "lab", "mount": str(tmp_path), "resource_pool": "pool", "venv": sys.prefix}
+    (checkout / "determined_configs" / "site.yaml").write_text(yaml.safe_dump(values))
+    apply(checkout / "determined_configs", check=False)
+    for path in (checkout / "determined_configs").glob("*.yaml"):  # tiny models: a second thread only spins
+        path.write_text(path.read_text().replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1"))
+    monkeypatch.setenv("DET_DEBUG_CONFIG_PATH", str(tmp_path / "login"))
+    with double.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"]) as master:
+        monkeypatch.setenv("DET_MASTER", master.url)
+        yield master, checkout, tmp_path / "runs"
+        assert not master.internal_errors
+
+
+def until(condition, process: subprocess.Popen, log: Path):
+    """Wait for a truth about a running driver."""
+    while not (found := condition()):
+        assert process.poll() is None, log.read_text()[-3000:]
+        time.sleep(0.1)
+    return found
+
+
+def starter(checkout: Path, practice: Path, run: Path, overrides: dict, log: Path, *more: str):
+    """How to start one and the same driver again and again."""
+    run.parent.mkdir(parents=True)
+    practice = shutil.copytree(practice, run.parent / "practice")  # where the containers see it
+    (run.parent / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    command = [sys.executable, "-m", "tools.driver", "run", "--output", str(run), *more]
+    command += ["--model", str(practice / "checkpoint"), "--retention-run", str(practice / "retention-run")]
+    command += ["--config", str(run.parent / "overrides.yaml")]
+
+    def started() -> subprocess.Popen:
+        with open(log, "a") as file:
+            return subprocess.Popen(command, cwd=checkout, stdout=file, stderr=file)
+
+    return started
+
+
+def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, practice, tmp_path):
+    master, checkout, runs = site
+    run, log = runs / "r", tmp_path / "driver.log"
+    overrides = settings(practice)
+    overrides["grpo"]["steps"] = STEPS
+    started = starter(checkout, practice, run, overrides, log, "--register", "practice-model")
+
+    def experiment(stage: str):
+        state = load_state(run)
+        attempts = state.attempts.get(stage) if state else None
+        return attempts and attempts[0].experiment
+
+    first = started()
+    until(lambda: experiment("baseline"), first, log)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+
+    second = started()
+    number = until(lambda: experiment("grpo"), second, log)
+    until(lambda: (run / "grpo" / "steps" / "step-0001.json").exists(), second, log)
+    grpo = remote.connect()._client.get_experiment(number)
+    grpo.pause()
+    until(lambda: f"experiment {number} is paused" in log.read_text(), second, log)
+    assert not (run / "grpo" / RESULT).exists()
+    grpo.activate()
+    assert second.wait() == 0, log.read_text()[-3000:]
+
+    state = load_state(run)
+    numbers = [attempt.experiment for name in NAMES for attempt in state.attempts[name]]
+    assert len(numbers) == len(set(numbers)) == len(NAMES) and "baseline: found" not in log.read_text()
+    segments = state.attempts["grpo"][0].ended.segments
+    assert len(segments) == 2 and segments[0].steps[0] == 1 and segments[1].steps[1] == STEPS
+    assert segments[0].steps[1] + 1 == segments[1].steps[0]
+
+    def told(*arguments, fails: bool = False) -> str:
+        done = driver(*arguments, cwd=checkout)
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert told("verify", "--run", run, "--replay").splitlines()[0] == f"{run / 'manifest.json'} holds"
+    table = told("status", "--run", run)
+    assert table.count("complete") == len(NAMES) and "strict_success 0." in table
+    told("fetch", "--run", run, "--to", tmp_path / "artifacts")
+    told("verify", "--run", tmp_path / "artifacts")
+    assert told("run", "--plan", run / "plan.json", "--register", "practice-model").count(": complete") == len(NAMES)
+    if master is None:
+        return
+    assert len(master.experiments) == len(NAMES)
+    (model,) = master.models.values()
+    (version,) = model.versions
+    assert version.metadata["merged_checkpoint"] == digest(tree_digests(run / "merge" / "checkpoint"))
+    written = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert not [token for token in master.world.user_tokens if token.encode() in written]
+    entry = master.experiments[numbers[1]]
+    entry.original_config = entry.original_config.replace("max_restarts: 0", "max_restarts: 1")
+    assert "stage baseline: experiment.configuration.max_restarts is 0, the cluster says 1" in told(
+        "verify", "--run", run, fails=True
+    )
+
+
+@pytest.mark.skipif(not KILLS, reason="takes minutes: KILLS=20 kills drivers and nodes that often")
+def test_killed_at_random_moments_it_ends_with_the_digests_of_an_undisturbed_run(site, practice, run, tmp_path):
+    master, checkout, runs = site
+    if master is None:
+        pytest.skip("loses nodes, which a real master does not do on demand")
+    killed, log, chance = runs / "r", tmp_path / "driver.log", random.Random(1)
+    started = starter(checkout, practice, killed, settings(practice), log)
+    process, kills = started(), {"driver": 0, "node": 0}
+    until(lambda: (killed / "plan.json").exists(), process, log)
+    while sum(kills.values()) < KILLS:
+        time.sleep(chance.uniform(0.5, 6.0))
+        assert process.poll() is None, f"ended after {kills}: {log.read_text()[-3000:]}"
+        alive = [trial for trial in master.trials.values() if trial.task.allocation is not None]
+        if alive and chance.random() < 0.4:
+            kills["node"] += 1
+            master.lose_agent(alive[-1].id)
+        else:
+            kills["driver"] += 1
+            process.kill()
+            process.wait()
+            process = started()
+    assert process.wait() == 0, log.read_text()[-3000:]
+    assert all(kills.values()), kills
+    assert len(master.experiments) == len(NAMES)
+    for name in NAMES[:-1]:  # the report's summary holds times
+        assert outputs(killed / name) == outputs(run / name), name
+    verify = driver("verify", "--run", killed, cwd=checkout)
+    assert verify.returncode == 0, verify.stdout + verify.stderr

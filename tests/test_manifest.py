@@ -1,0 +1,379 @@
+"""The manifest: made of a whole run alone, proved again on disk and on a cluster, refused after any alteration."""
+
+import copy
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from recipe.errors import CheckFailed, Refused
+from recipe.files import file_digest, read_json, write_json
+from recipe.plan import load
+from recipe.stage import CLAIM, RESULT
+from tools import manifest
+from tools.driver import STAGES
+from tools.records import LAYOUT, STATE, Attempt, Cluster, Experiment, Segment, State, Stored, load_state, parse
+from tools.remote import View
+
+NAMES = tuple(STAGES)
+CLUSTER = Cluster("c", "http://cluster", "0.35.0", "0.38.1")
+
+
+class Ended:
+    """A master that knows the experiments of a run; ``experiments`` and ``deleted`` are there to be changed."""
+
+    def __init__(self, state: State, cluster: Cluster = CLUSTER):
+        self.cluster = cluster
+        self.experiments = {tries[-1].experiment: tries[-1].ended for tries in state.attempts.values()}
+        self.deleted = set()
+
+    def look(self, number):
+        return View("COMPLETED" if number in self.experiments else "DELETED", 1, {})
+
+    def record(self, number):
+        return self.experiments[number]
+
+    def stored(self, uuid):
+        return None if uuid in self.deleted else {}
+
+
+def on_cluster(run: Path) -> None:
+    """Make a local run look like one of the cluster, by what the driver and the trials write there."""
+    state = State(load(run / "plan.json", check_inputs=False).id, CLUSTER)
+    for number, name in enumerate(NAMES, 11):
+        times = ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z")
+        ended = Experiment(
+            id=number,
+            trial=number + 100,
+            state="COMPLETED",
+            restarts=0,
+            started=times[0],
+            finished=times[1],
+            configuration={"name": name, "hyperparameters": {"plan": "/pfss/plan.json"}},
+            segments=[Segment(1, *times, None, [1, 8] if name == "grpo" else [])],
+            checkpoints=[Stored("uuid-4", 4), Stored("uuid-8", 8)] if name == "grpo" else [],
+        )
+        state.attempts[name] = [Attempt(f"plan:x/{name}", 0.0, number, None, ended)]
+        write_json(run / name / CLAIM, {"cluster": "c", "experiment": number, "trial": number + 100})
+    state.save(run)
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory) -> Path:
+    """A finished run that looks like one of the cluster, with its manifest. Not to be changed."""
+    folder = tmp_path_factory.mktemp("manifest") / "run"
+    shutil.copytree(run, folder)
+    on_cluster(folder)
+    manifest.write(load(folder / "plan.json"), NAMES)
+    return folder
+
+
+@pytest.fixture
+def copied(whole, tmp_path) -> Path:
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def verified(folder: Path, master=None, replayed: bool = False) -> list[str]:
+    state = load_state(folder)
+    return list(manifest.verify(folder, NAMES, lambda address: master or Ended(state), replayed))
+
+
+def unreachable(address: str):
+    raise Refused("no master answers")
+
+
+# ---- what holds
+
+
+def test_a_local_run_has_a_manifest_that_holds(run):
+    lines = list(manifest.verify(run, NAMES, unreachable, False))
+    assert lines == [f"stage {name} on a cluster: it was not run by an experiment of the driver" for name in NAMES]
+
+
+def test_a_run_of_the_cluster_holds_and_its_replay_too(whole):
+    assert verified(whole) == [] and verified(whole, replayed=True) == []
+
+
+def test_it_is_a_function_of_the_run_folder(whole, copied):
+    plan = load(copied / "plan.json")
+    before = (copied / manifest.NAME).read_bytes()
+    manifest.write(plan, NAMES)
+    assert (copied / manifest.NAME).read_bytes() == before == (whole / manifest.NAME).read_bytes()
+
+
+def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
+    monkeypatch.setattr("recipe.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
+    monkeypatch.setattr("recipe.plan.Plan.retention_run", Path("/nowhere/run"))
+    lines = list(manifest.verify(copied, NAMES, unreachable, False))
+    assert [line.split(":")[0] for line in lines] == [
+        "the starting checkpoint", "the recorded retention run", "the cluster's side of 7 experiments",
+    ]  # fmt: skip
+
+
+def test_another_cluster_is_not_compared_with(whole):
+    other = Cluster("d", "http://other", "0.38.1", "0.38.1")
+    assert verified(whole, Ended(load_state(whole), other)) == [
+        "the cluster's side of 7 experiments: http://other is another cluster"
+    ]
+
+
+def test_it_is_an_in_toto_statement_about_the_checkpoint_and_the_summary(whole):
+    document = read_json(whole / manifest.NAME, "it")
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert document["predicate"].keys() >= {"buildDefinition", "runDetails"}
+    for subject in document["subject"]:
+        assert subject["digest"] == {"sha256": file_digest(whole / subject["name"])}
+    named = {subject["name"] for subject in document["subject"]}
+    assert {"merge/checkpoint/model.safetensors", "report/summary/summary.json"} <= named
+    assert all(key.startswith("recipe_") for key in document["predicate"].keys() - {"buildDefinition", "runDetails"})
+
+
+def test_inputs_and_outputs_are_a_chain_from_the_checkpoint_to_the_summary(whole):
+    document = read_json(whole / manifest.NAME, "it")
+    frozen = {
+        entry["name"]: entry["digest"] for entry in document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    }
+    known = dict(frozen)
+    for stage in document["predicate"]["recipe_stages"]:
+        for entry in stage["inputs"]:
+            assert known[entry["name"]] == entry["digest"]
+        known |= {entry["name"]: entry["digest"] for entry in stage["outputs"]}
+    assert frozen["tasks.json"] == {"sha256": file_digest(whole / "tasks.json")} and "report/summary" in known
+
+
+# ---- what does not hold
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+REMOVED = object()
+
+
+def edit(path: Path, place: str, value) -> None:
+    """Set one value of a JSON file; ``place`` is like ``predicate/recipe_stages/2/gates``."""
+    document = json.loads(path.read_text())
+    *keys, last = (int(key) if key.isdigit() else key for key in place.split("/"))
+    owner = document
+    for key in keys:
+        owner = owner[key]
+    if value is REMOVED:
+        del owner[last]
+    else:
+        owner[last] = value
+    write_json(path, document)
+
+
+def swapped_adapter(run: Path) -> None:
+    """Altered with its stage's own record of it."""
+    flip(run / "grpo" / "adapter" / "adapter_model.safetensors")
+    outputs = read_json(run / "grpo" / RESULT, "it")["outputs"]
+    new = file_digest(run / "grpo" / "adapter" / "adapter_model.safetensors")
+    edit(run / "grpo" / RESULT, "outputs", {**outputs, "adapter/adapter_model.safetensors": new})
+
+
+def every_id(run: Path) -> None:
+    """An experiment's id altered on disk wherever it stands."""
+    edit(run / STATE, "attempts/grpo/0/ended/id", 99)
+    edit(run / manifest.NAME, f"{GRPO}/experiment/id", 99)
+    edit(run / "grpo" / CLAIM, "experiment", 99)
+
+
+def reversed_stages(run: Path) -> None:
+    stages = read_json(run / manifest.NAME, "it")["predicate"]["recipe_stages"]
+    edit(run / manifest.NAME, "predicate/recipe_stages", stages[::-1])
+
+
+# One byte of a file.
+FLIPPED = {
+    "baseline/rollouts.jsonl": "baseline/rollouts.jsonl is not the one",
+    "grpo/steps/step-0003.json": "grpo/steps/step-0003.json is not the one",
+    "grpo/validation/step-0004.jsonl": "grpo/validation/step-0004.jsonl is not the one",
+    "grpo/adapter/adapter_model.safetensors": "adapter_model.safetensors is not the one",
+    "merge/checkpoint/model.safetensors": "merge/checkpoint/model.safetensors is not the one",
+    "candidate/rollouts.jsonl": "candidate/rollouts.jsonl is not the one",
+    "retention/outputs.jsonl": "retention/outputs.jsonl is not the one",
+    "report/summary/summary.json": "report/summary/summary.json is not the one",
+    "report/summary/summary.md": "report/summary/summary.md is not the one",
+    "report/summary/training.png": "report/summary/training.png is not the one",
+    "logs/grpo.log": r"byproducts\[logs/grpo\.log\]",
+}
+
+# A file that is gone.
+GONE = {
+    "merge/checkpoint/config.json": "config.json is not the one",
+    "candidate/result.json": "the result of stage candidate .* is missing",
+    "logs/grpo.log": "byproducts",
+    "grpo/claim.json": "the claim of stage grpo is missing",
+    "driver.json": r"manifest\.json: predicate",
+    "manifest.json": "the manifest is missing",
+    "plan.json": "the plan is missing",
+}
+
+# One value of a JSON file.
+GRPO, MERGE = "predicate/recipe_stages/2", "predicate/recipe_stages/3"
+ATTEMPT = "attempts/grpo/0"
+EARLY = "2020-01-01T00:00:00Z"
+VALUES = [
+    ("merge/result.json", "gates/same_policy", False, "summary: gates"),
+    ("merge/result.json", "metrics/mean_kl", 0.5, r"\[merge\]\.metrics\.mean_kl|merge/result"),
+    ("merge/result.json", "machine/gpu", "H", r"\[merge\]\.machine\.gpu"),
+    ("merge/result.json", "started", EARLY, "order: stage merge"),
+    ("grpo/result.json", "failure", "no", "stage grpo failed: no"),
+    ("grpo/result.json", "plan_id", "0" * 64, "belongs to plan 000000000000"),
+    ("candidate/result.json", "ancestry/checkpoint", "0" * 64, "candidate evaluated the merged checkpoint"),
+    ("plan.json", "practice", False, "was altered after it was frozen"),
+    ("tasks.json", "test/0", REMOVED, "tasks.json was altered"),
+    ("grpo/claim.json", "experiment", 1, "claim.json names experiment 1, not 13"),
+    ("driver.json", "plan_id", "0" * 64, "driver.json is of plan 000000000000"),
+    ("driver.json", "cluster/master", "9", r"builder\.version\.master is '0\.35\.0', the run says '9'"),
+    ("driver.json", f"{ATTEMPT}/ended/id", 1, "names experiment 13, not 1"),
+    ("driver.json", f"{ATTEMPT}/ended/state", "ERROR", "experiment 13 is ERROR, not COMPLETED"),
+    ("driver.json", f"{ATTEMPT}/ended", None, "not been followed to its end"),
+    ("manifest.json", f"{GRPO}/experiment/id", 1, r"\[grpo\]\.experiment\.id is 1, the run says 13"),
+    ("manifest.json", f"{GRPO}/experiment/trial", 1, r"\[grpo\]\.experiment\.trial is 1"),
+    ("manifest.json", f"{GRPO}/experiment", None, r"\[grpo\]\.experiment is None"),
+    ("manifest.json", f"{GRPO}/experiment/checkpoints/0/uuid", "x", r"checkpoints\[0\]\.uuid is 'x'"),
+    ("manifest.json", f"{GRPO}/experiment/segments/0/steps/1", 7, r"segments\[0\]\.steps\[1\] is 7"),
+    ("manifest.json", f"{GRPO}/experiment/configuration/name", "x", r"configuration\.name is 'x'"),
+    ("manifest.json", f"{MERGE}/gates/same_policy", False, r"\[merge\]\.gates\.same_policy is False"),
+    ("manifest.json", f"{MERGE}/outputs/0/digest/sha256", "0", r"\[merge\]\.outputs\[.*\]\.digest"),
+    ("manifest.json", f"{MERGE}/inputs/1/digest/sha256Tree", "0", r"\[merge\]\.inputs\[grpo/adapter\]"),
+    ("manifest.json", f"{MERGE}/startedOn", EARLY, r"\[merge\]\.startedOn"),
+    ("manifest.json", "predicate/recipe_stages/6", REMOVED, "recipe_stages"),
+    ("manifest.json", "predicate/recipe_plan_id", "0" * 64, "recipe_plan_id"),
+    ("manifest.json", "predicate/recipe_layout", 9, "has layout 9"),
+    ("manifest.json", "predicate/recipe_conclusion/qualified", True, r"recipe_conclusion\.qualified is True"),
+    ("manifest.json", "predicate/recipe_conclusion/not_qualified_because", [], "not_qualified_because"),
+    ("manifest.json", "predicate/runDetails/builder/version/master", "9", r"builder\.version\.master"),
+    ("manifest.json", "predicate/buildDefinition/internalParameters/versions/torch", "9", r"versions\.torch is '9'"),
+    ("manifest.json", "subject/0", REMOVED, r"manifest\.json: subject"),
+    ("manifest.json", "more", 1, "key more is unknown"),
+    ("manifest.json", "predicateType", REMOVED, "key predicateType is missing"),
+    ("manifest.json", f"{GRPO}/experiment/id", "13", r"recipe_stages\[2\]\.experiment\.id must be int"),
+]
+
+ALTERATIONS = {
+    **{f"{path} flipped": (lambda run, path=path: flip(run / path), reason) for path, reason in FLIPPED.items()},
+    **{f"{path} gone": (lambda run, path=path: (run / path).unlink(), reason) for path, reason in GONE.items()},
+    **{
+        f"{path}: {place} = {value if value is not REMOVED else 'removed'!r}": (
+            lambda run, path=path, place=place, value=value: edit(run / path, place, value),
+            reason,
+        )
+        for path, place, value, reason in VALUES
+    },
+    "a file too many": (lambda run: (run / "merge" / "notes").write_text("x"), "merge/notes is not the one"),
+    "the adapter with its record": (swapped_adapter, "ancestry: the adapter on disk"),
+    "not JSON": (lambda run: (run / manifest.NAME).write_text("{"), "not readable JSON"),
+    "another order": (reversed_stages, r"recipe_stages\[preflight\]"),
+    "an id everywhere on disk": (every_id, "experiment 99 is not on http://cluster"),
+}
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_an_altered_run_is_refused_by_name(copied, name):
+    alter, reason = ALTERATIONS[name]
+    known = load_state(copied)
+    alter(copied)
+    with pytest.raises((Refused, CheckFailed), match=reason):
+        verified(copied, Ended(known))
+
+
+def changed(experiment: Experiment, **values) -> Experiment:
+    return parse(Experiment, {**asdict(experiment), **values}, "x")
+
+
+ELSEWHERE = {
+    "gone": (lambda master: master.experiments.pop(13), "stage grpo: experiment 13 is not on http://cluster"),
+    "another configuration": (
+        lambda master: master.experiments.update({13: changed(master.experiments[13], configuration={"name": "grpo"})}),
+        r"stage grpo: experiment\.configuration\.hyperparameters is .*, the cluster says absent",
+    ),
+    "another state": (
+        lambda master: master.experiments.update({13: changed(master.experiments[13], state="ERROR")}),
+        r"experiment\.state is 'COMPLETED', the cluster says 'ERROR'",
+    ),
+    "more restarts": (
+        lambda master: master.experiments.update({13: changed(master.experiments[13], restarts=1)}),
+        r"experiment\.restarts is 0, the cluster says 1",
+    ),
+    "other checkpoints": (
+        lambda master: master.experiments.update({13: changed(master.experiments[13], checkpoints=[])}),
+        r"experiment\.checkpoints",
+    ),
+    "a deleted hand-off": (lambda master: master.deleted.add("uuid-8"), "checkpoint uuid-8 is no longer"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_cluster_that_says_otherwise_is_named(whole, name):
+    alter, reason = ELSEWHERE[name]
+    master = Ended(load_state(whole))
+    alter(master)
+    with pytest.raises(CheckFailed, match=reason):
+        verified(whole, master)
+
+
+def test_a_checkpoint_that_the_cluster_cleaned_up_is_no_difference(whole):
+    master = Ended(load_state(whole))
+    master.deleted.add("uuid-4")
+    assert verified(whole, master) == []
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key in value:
+            yield from leaves(value[key], (*path, key))
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from leaves(entry, (*path, number))
+    else:
+        yield path
+
+
+def test_every_single_value_of_the_manifest_is_compared(whole):
+    document = read_json(whole / manifest.NAME, "it")
+    paths = list(leaves(document))
+    assert len(paths) > 300
+    for path in paths:
+        altered = copy.deepcopy(document)
+        place = altered
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = "something else"
+        lines = list(manifest.differences(altered, document, manifest.NAME))
+        assert len(lines) == 1 and "'something else'" in lines[0], path
+
+
+@pytest.mark.parametrize(
+    "recorded, found", [(1, True), (1, 1.0), (None, 0), ([], {}), ({"a": None}, {}), ([1], [1, 2])]
+)
+def test_values_that_look_alike_differ(recorded, found):
+    assert len(list(manifest.differences(recorded, found, "x"))) == 1
+
+
+def test_nothing_is_written_before_every_check_has_passed(copied):
+    (copied / manifest.NAME).unlink()
+    flip(copied / "retention" / "outputs.jsonl")
+    with pytest.raises(Refused, match="is not the one"):
+        manifest.write(load(copied / "plan.json"), NAMES)
+    assert not (copied / manifest.NAME).exists()
+
+
+def test_replay_wants_the_sources_of_the_run(whole, monkeypatch):
+    monkeypatch.setattr(manifest, "package_sources", dict)
+    with pytest.raises(Refused, match="these are not the sources of the run"):
+        verified(whole, replayed=True)
+
+
+def test_the_driver_reads_its_own_state_only(copied):
+    edit(copied / STATE, "layout", LAYOUT + 1)
+    with pytest.raises(Refused, match="this package reads layout"):
+        load_state(copied)
