@@ -5,7 +5,8 @@ folder without one is an unfinished attempt. A failed check leaves the evidence 
 
 On a cluster ``claim.json`` names the trial that a folder belongs to. That trial alone takes up an unfinished attempt
 when Determined starts it again (pause, lost node, crash): a resumable stage goes on, any other starts over, and what
-was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended.
+was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended. Pausing
+a stage that is not resumable takes effect when it is done; after an hour the master kills it, and it starts over.
 
 Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
 """
@@ -137,11 +138,12 @@ class Flags(argparse.ArgumentParser):
 
         def parse_and_work() -> None:
             with cluster.context(pausable=False) as site:
-                given = [f"--{key.replace('_', '-')}={value}" for key, value in site.hyperparameters.items() if value != ""]
-                arguments = self.parse_args([*given, *sys.argv[1:]])
+                given = {name: value for name, value in site.hyperparameters.items() if value != ""}
+                flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+                arguments = self.parse_args([*flags, *sys.argv[1:]])
                 for name, value in vars(arguments).items():
                     if site.owner and isinstance(value, Path) and not value.is_absolute():
-                        raise Refused(f"{name} is a relative path, {value}, which a container would lose; give an absolute one")
+                        raise Refused(f"{name} {value} is a relative path, which would end with the container")
                 show(site, work(arguments, site))
 
         return guarded(parse_and_work)
@@ -190,8 +192,10 @@ def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None],
 
 def show(site: Site, found: dict, group: str = "validation", step: int = 1) -> None:
     """Report the numbers and gates of what a stage found; a gate is 0 or 1."""
-    numbers = {name.replace(": ", "/"): float(value) for name, value in found.items() if isinstance(value, (int, float))}
-    site.report(group, step, numbers)
+    plain = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    numbers = {name.replace(": ", "/"): value for name, value in plain.items()}
+    if numbers:  # a stage that failed early found none
+        site.report(group, step, numbers)
 
 
 def _claim(folder: Path, owner: dict | None, resumable: bool) -> bool:

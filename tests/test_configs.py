@@ -1,0 +1,340 @@
+"""What makes a stage an experiment, looked at without a master: the shipped configurations, the startup hook, the
+uploaded context, and what a stage makes of hyperparameters and of an earlier run's folder."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from master_double.schema import check_command, check_experiment
+from recipe import stage as stages
+from recipe.cluster import Site
+from recipe.errors import CheckFailed, Refused
+from recipe.files import write_json
+from runs import ROOT
+from tools import site
+
+CONFIGS = ROOT / "determined_configs"
+STAGES = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py"))
+SITE = yaml.safe_load((CONFIGS / "site.yaml").read_text())
+CONTEXT_LIMIT = 1 << 20  # bytes; the master's own is 95 MiB
+CONTEXT_READER = """
+import json, pathlib, sys
+from base64 import b64decode
+from determined.common.context import read_v1_context
+files = read_v1_context(pathlib.Path(sys.argv[1]))
+print()
+print(json.dumps({file.path: len(b64decode(file.content or "")) for file in files}))
+"""
+
+
+def shipped(name: str) -> dict:
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CONFIGS, tmp_path / "determined_configs"))
+
+
+# ---- configurations
+
+
+def test_there_is_one_configuration_for_each_entrypoint_one_for_shells_and_the_site():
+    assert sorted(path.stem for path in CONFIGS.iterdir()) == sorted([*STAGES, "shell", "site"])
+
+
+@pytest.mark.parametrize("name", [*STAGES, "shell"])
+def test_the_head_says_what_needs_command_and_override(name):
+    lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
+    head = lines[: next(place for place, line in enumerate(lines) if not line.startswith("#"))]
+    assert head[0].endswith(".") and head[1] == "#"
+    text = "\n".join(head)
+    command = f"det shell start --config-file determined_configs/{name}.yaml -c ."
+    if name in STAGES:
+        command = f"det experiment create determined_configs/{name}.yaml ."
+    assert "\n# needs     " in text and f"\n# command   {command}" in text and "\n# override  --config " in text
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_both_versions_accept_every_key_and_the_values_fit(name):
+    config = shipped(name)
+    check_experiment(config)
+    assert config["entrypoint"] == f"python -m experiments.{name}" and config["name"] == name
+    assert config["environment"]["image"].keys() == {"cpu", "cuda"}
+    resources = config["resources"]
+    assert resources["slots_per_trial"] == (0 if name in ("prepare", "report") else 1)
+    assert resources.get("is_single_node", False) == (resources["slots_per_trial"] > 0)
+    assert config["max_restarts"] == (2 if name == "grpo" else 0)  # only GRPO goes on from where it was
+
+
+def test_both_versions_accept_the_shell():
+    check_command({**shipped("shell"), "entrypoint": ["true"]}, True)
+
+
+@pytest.mark.parametrize("name", [*STAGES, "shell"])
+def test_pool_mount_threads_and_memory_stand_in_every_configuration(name):
+    config = shipped(name)
+    assert config["resources"]["resource_pool"] and config["resources"]["shm_size"]
+    assert config["bind_mounts"] == [{"host_path": SITE["mount"], "container_path": SITE["mount"]}]
+    assert [entry.partition("=")[0] for entry in config["environment"]["environment_variables"]] == [
+        "OMP_NUM_THREADS", "SHARED_FOLDER", "SHARED_VENV"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_hyperparameters_are_flags_of_the_entrypoint(name):
+    command = [sys.executable, "-m", f"experiments.{name}", "--help"]
+    usage = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    for key in shipped(name)["hyperparameters"]:
+        assert f"--{key.replace('_', '-')} " in usage
+
+
+# ---- site values
+
+
+def test_the_configurations_have_the_values_of_the_site():
+    done = subprocess.run([sys.executable, "-m", "tools.site", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_site_changes_its_values_everywhere_and_nothing_else(tmp_path):
+    folder = copied(tmp_path)
+    other = {key: f"/elsewhere/{key}" for key in SITE}
+    (folder / "site.yaml").write_text(yaml.safe_dump(other))
+    with pytest.raises(CheckFailed, match="does not have the values of site.yaml"):
+        site.apply(folder, check=True)
+    site.apply(folder, check=False)
+    site.apply(folder, check=True)
+    for path in folder.glob("*.yaml"):
+        if path.name == "site.yaml":
+            continue
+        before, after = (CONFIGS / path.name).read_text(), path.read_text()
+        assert not [value for value in SITE.values() if value in after], path.name
+        for old, new in zip(before.splitlines(), after.splitlines(), strict=True):
+            assert old == new or "# site: " in old
+
+
+def test_a_marked_key_that_the_site_lacks_is_refused(tmp_path):
+    folder = copied(tmp_path)
+    (folder / "site.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "image"}))
+    with pytest.raises(Refused, match="site value image"):
+        site.apply(folder, check=True)
+
+
+# ---- the uploaded context
+
+
+def context(python: str, root: Path) -> dict[str, int]:
+    """``{path: bytes}`` as the harness of ``python`` would upload it."""
+    done = subprocess.run([python, "-c", CONTEXT_READER, str(root)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(params=["DET35_PYTHON", "DET38_PYTHON"])
+def python(request) -> str:
+    """An interpreter with one of the harnesses."""
+    default = sys.executable if request.param == "DET38_PYTHON" else None
+    if not (found := os.environ.get(request.param, default)):
+        pytest.skip(f"{request.param} names no python; make test makes one")
+    return found
+
+
+def test_the_context_is_the_code_of_the_stages(python):
+    files = context(python, ROOT)
+    folders = {"recipe", "experiments", "startup-hooks"}
+    modules = [path for folder in ("recipe", "experiments") for path in (ROOT / folder).glob("*.py")]
+    code = {path.relative_to(ROOT).as_posix() for path in modules}
+    assert files.keys() == folders | code | {"startup-hook.sh", "startup-hooks/shared-environment.sh"}
+    assert sum(files.values()) < CONTEXT_LIMIT
+
+
+def test_no_run_environment_or_secret_is_uploaded_wherever_it_lies(python, tmp_path):
+    before = context(python, ROOT)
+    root = tmp_path / "checkout"
+    for name in ("recipe", "experiments", "startup-hooks"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (".detignore", "startup-hook.sh"):
+        shutil.copyfile(ROOT / name, root / name)
+    for name in (
+        "runs/my-pilot/plan.json", "my-run/grpo/adapter/adapter_model.safetensors", ".venv-gpu/bin/python",
+        ".venv/lib/site.py", ".git/config", ".env", ".env.local", ".netrc", "auth.json", "id_rsa", "token.py",
+        "mgsm.tsv", "recipe/.env", "recipe/token", "recipe/key.pem", "recipe/__pycache__/plan.pyc",
+        "recipe/runs/a/plan.py", "experiments/secret.json", "startup-hooks/.netrc", "tests/conftest.py", "tools/driver.py",
+    ):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("secret")
+    assert context(python, root) == before
+
+
+# ---- the startup hook
+
+
+def hook(**variables: str) -> subprocess.CompletedProcess:
+    """Source the hook as Determined does, then say which python a task would start with."""
+    script = 'set -e; source startup-hook.sh; echo "$DET_PYTHON_EXECUTABLE $(command -v python) ${PYTHONPATH-unset}"'
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "/image/packages", **variables}
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def venv_without_harness(folder: Path) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "python").chmod(0o755)
+    return folder
+
+
+def test_the_hook_puts_the_shared_environment_first(tmp_path):
+    done = hook(SHARED_FOLDER=str(tmp_path), SHARED_VENV=sys.prefix)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [f"{sys.prefix}/bin/python", f"{sys.prefix}/bin/python", "unset"]
+
+
+def hook_failures(tmp_path: Path) -> list[tuple[dict, str]]:
+    shared = {"SHARED_FOLDER": str(tmp_path)}
+    return [
+        ({}, "the shared folder 'unset' is not mounted"),
+        ({"SHARED_FOLDER": "/does/not/exist"}, "the shared folder '/does/not/exist' is not mounted"),
+        (shared, "no environment at 'unset'"),
+        ({**shared, "SHARED_VENV": "/does/not/exist"}, "no environment at '/does/not/exist'"),
+        ({**shared, "SHARED_VENV": str(venv_without_harness(tmp_path / "venv"))}, "cannot import determined"),
+    ]
+
+
+def test_a_hook_that_fails_says_why_in_one_line_that_cancels_restarts(tmp_path):
+    for variables, reason in hook_failures(tmp_path):
+        done = hook(**variables)
+        assert done.returncode == 1 and done.stdout == ""
+        [line] = done.stderr.splitlines()
+        assert line.startswith("startup hook: ") and reason in line and cancels(line)
+
+
+# ---- what a restart cannot mend
+
+
+def cancels(line: str, name: str = "grpo") -> bool:
+    """Whether a log line ends the trial for good; the master searches each line."""
+    [policy] = shipped(name)["log_policies"]
+    assert policy["action"] == {"type": "cancel_retries"}
+    return re.search(policy["pattern"], line) is not None
+
+
+def test_all_stages_have_the_same_policy():
+    assert len({str(shipped(name)["log_policies"]) for name in STAGES}) == 1
+
+
+@pytest.mark.parametrize("error", [Refused("why"), CheckFailed("why")])
+@pytest.mark.parametrize("before", ["", "grpo:  12%|█▎        | 1/8 [00:01<00:07,  1.0step/s, reward=0.31]"])
+def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before):
+    def work():
+        print(before, end="", file=sys.stderr)  # a progress bar ends without a new line
+        raise error
+
+    assert stages.guarded(work) in (1, 2)
+    assert cancels(capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.OutOfMemoryError: CUDA out of memory.", "ConnectionError: Connection refused: try again",
+     "stage grpo paused; start it again to go on", "+ echo 'startup hook: x'", "Exception: check failed: no"],
+)  # fmt: skip
+def test_other_lines_leave_the_restarts(line):
+    assert not cancels(line)
+
+
+# ---- who may take a stage's folder up
+
+MINE = {"cluster": "c", "experiment": 3, "trial": 4}
+OTHER = {"cluster": "c", "experiment": 5, "trial": 6}
+
+
+def attempt(folder: Path, claim: dict | None, finished: bool) -> None:
+    """What an earlier run left."""
+    write_json(folder / "evidence" / "rollouts.json", [])
+    if claim:
+        write_json(folder / "claim.json", claim)
+    if finished:
+        write_json(folder / "result.json", {})
+
+
+@pytest.mark.parametrize(
+    ("claim", "finished", "owner", "resumable", "outcome"),
+    [
+        (MINE, False, MINE, True, "goes on"),
+        (MINE, False, MINE, False, "starts over"),
+        (MINE, True, MINE, True, "is told again"),
+        (MINE, True, MINE, False, "is told again"),
+        (MINE, False, OTHER, True, "belongs to experiment 3, trial 4"),
+        (MINE, True, OTHER, False, "belongs to experiment 3, trial 4"),
+        (MINE, False, None, True, "belongs to experiment 3, trial 4"),
+        (None, False, MINE, True, "goes on"),
+        (None, False, MINE, False, "used already"),
+        (None, True, MINE, True, "used already"),
+        (None, False, None, True, "goes on"),
+        (None, False, None, False, "used already"),
+        (None, True, None, True, "used already"),
+    ],
+)
+def test_who_takes_up_what_an_earlier_run_left(tmp_path, claim, finished, owner, resumable, outcome):
+    folder = tmp_path / "stage"
+    attempt(folder, claim, finished)
+    if outcome in ("goes on", "starts over", "is told again"):
+        assert stages._claim(folder, owner, resumable) == (outcome != "is told again")
+        assert (folder / "evidence").exists() == (outcome != "starts over")
+        assert (folder / "claim.json").exists() == (owner is not None)
+        assert stages.outputs(folder).keys() == ({"evidence/rollouts.json"} if outcome != "starts over" else set())
+    else:
+        with pytest.raises(Refused, match=outcome):
+            stages._claim(folder, owner, resumable)
+        assert (folder / "evidence").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+@pytest.mark.parametrize("owner", [None, MINE])
+def test_a_new_folder_is_claimed_at_once(tmp_path, owner):
+    assert stages._claim(tmp_path / "stage", owner, False)
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == (["claim.json"] if owner else [])
+
+
+# ---- hyperparameters
+
+
+def given(hyperparameters: dict, monkeypatch, owner: dict | None = MINE) -> dict:
+    """What an entrypoint with three flags makes of hyperparameters; {} if it refuses."""
+    @contextmanager
+    def context(pausable):
+        yield Site(hyperparameters, lambda *_: None, lambda: False, lambda *_: None, owner=owner)
+
+    monkeypatch.setattr(stages.cluster, "context", context)
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    flags, seen = stages.Flags("prog", "text"), {}
+    flags.add_argument("--model", type=Path, required=True)
+    flags.add_argument("--retention-run", type=Path)
+    flags.add_argument("--limit", type=int, default=64)
+    code = flags.run(lambda arguments, site: seen.update(vars(arguments)) or {"items": 1})
+    assert code == (0 if seen else 2)
+    return seen
+
+
+def test_hyperparameters_are_flags_and_an_empty_one_is_none(monkeypatch):
+    assert given({"model": "/m", "retention_run": "", "limit": 3}, monkeypatch) == {
+        "model": Path("/m"), "retention_run": None, "limit": 3
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "reason"),
+    [({"model": ""}, "--model"), ({"modle": "/m"}, "required: --model"), ({"model": "/m", "modle": "/m"}, "--modle"),
+     ({"model": "/m", "limit": "many"}, "--limit"), ({"model": "m"}, "model m is a relative path")],
+)  # fmt: skip
+def test_a_hyperparameter_that_does_not_fit_is_refused_by_name(monkeypatch, capsys, hyperparameters, reason):
+    assert given(hyperparameters, monkeypatch) == {}
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: ") and reason in line and cancels(line)
