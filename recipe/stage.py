@@ -209,8 +209,8 @@ def _claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
     claim = read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
     if claim not in (None, owner):
         raise Refused(
-            f"{folder} belongs to experiment {claim['experiment']}, trial {claim['trial']}; let that go on, or, once it "
-            f"has ended, remove {CLAIM} there to hand the folder on"
+            f"{folder} belongs to experiment {claim['experiment']}, trial {claim['trial']}; let that go on, or, once "
+            f"it has ended, remove {CLAIM} there to hand the folder on"
         )
     finished = (folder / RESULT).exists()
     if resumable and not finished:

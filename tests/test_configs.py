@@ -166,7 +166,8 @@ def test_no_run_environment_or_secret_is_uploaded_wherever_it_lies(python, tmp_p
         "runs/my-pilot/plan.json", "my-run/grpo/adapter/adapter_model.safetensors", ".venv-gpu/bin/python",
         ".venv/lib/site.py", ".git/config", ".env", ".env.local", ".netrc", "auth.json", "id_rsa", "token.py",
         "mgsm.tsv", "recipe/.env", "recipe/token", "recipe/key.pem", "recipe/__pycache__/plan.pyc",
-        "recipe/runs/a/plan.py", "experiments/secret.json", "startup-hooks/.netrc", "tests/conftest.py", "tools/driver.py",
+        "recipe/runs/a/plan.py", "experiments/secret.json", "startup-hooks/.netrc", "tests/conftest.py",
+        "tools/driver.py",
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("secret")
