@@ -115,7 +115,7 @@ def prepare(
         )
     sizes = asdict(config.tasks)
     splits = tasks.generate(sizes.pop("seed"), sizes)
-    _check_chat(model, splits)
+    _check_chat(model, splits, config)
     sources = package_sources()
     state = repository.state(Path(checkout).resolve(), sources)
     if state["commit"] is None and not practice:
@@ -215,10 +215,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _check_chat(model: Path, splits: dict[str, list[tasks.Task]]) -> None:
-    """The raw-span contract, on a real task of this plan, before anything runs."""
+def _check_chat(model: Path, splits: dict[str, list[tasks.Task]], config: Config) -> None:
+    """The raw-span contract on a real task of this plan, and room for every rollout, before anything runs."""
     from recipe.policy import agent_chat
 
     chat = agent_chat(checkpoint.load_tokenizer(model))
     task = splits["train"][0]
     chat.check(task.messages(), f'{{"menge": {task.quantity}, "einzelpreis": {task.unit_price}}}')
+    # Beyond the model's positions TRL cuts a rollout differently, and gives observations loss.
+    positions = read_json(model / "config.json", "the checkpoint's configuration").get("max_position_embeddings", 0)
+    longest = max(len(chat.prompt(task.messages())) for tasks_ in splits.values() for task in tasks_)
+    if longest + config.agent.max_tokens > positions:
+        raise Refused(
+            f"prompts of up to {longest} tokens and agent.max_tokens={config.agent.max_tokens} exceed the checkpoint's "
+            f"{positions} positions; lower agent.max_tokens"
+        )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recipe import plan as plans, report
+from recipe import config, plan as plans, report
 from recipe.errors import CheckFailed, Refused
 from recipe.files import read_json, write_json, write_lines
 from recipe.stage import outputs
-from runs import prepared, stage_process
+from runs import prepared, settings, stage_process
 
 
 @pytest.fixture
@@ -121,6 +121,16 @@ def test_a_plan_that_is_not_practice_needs_a_gpu(private):
     done = stage_process("baseline", private)
     assert done.returncode == 2 and "no CUDA GPU" in done.stderr
     assert not (private / "baseline").exists()
+
+
+def test_a_plan_whose_rollouts_exceed_the_models_positions_is_refused(practice, tmp_path):
+    """Past them TRL takes its overlong path, which gives observations loss."""
+    values = {**settings(practice), "agent": {"max_tokens": 4096}}
+    with pytest.raises(Refused, match="exceed the checkpoint's 4096 positions"):
+        plans.prepare(
+            practice / "checkpoint", practice / "retention-run", config.resolve(values), tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def changed(value):
