@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 PY := .venv/bin/python
-# Tiny models: a second thread only spins.
+# Stages of a tiny model: a second thread only spins.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM := false
@@ -14,7 +14,7 @@ demo: runs/demo/report/summary/summary.md  ## practice checkpoint, every stage, 
 	@echo "summary: $<"
 
 test: .venv-det35/ready runs/practice/practice.yaml  ## all tests, with the demo's practice checkpoint
-	PRACTICE=runs/practice DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest
+	PRACTICE=runs/practice DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest -n 2 --dist loadfile
 
 .venv/ready: requirements-cpu.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv .venv
@@ -29,7 +29,7 @@ test: .venv-det35/ready runs/practice/practice.yaml  ## all tests, with the demo
 	@touch $@
 
 runs/practice/practice.yaml: | .venv/ready
-	$(PY) -m recipe.practice --output runs/practice
+	OMP_NUM_THREADS=2 $(PY) -m recipe.practice --output runs/practice
 
 runs/demo/plan.json: | runs/practice/practice.yaml
 	$(PY) -m experiments.prepare --model runs/practice/checkpoint --retention-run runs/practice/retention-run \
