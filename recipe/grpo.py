@@ -26,7 +26,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
 from recipe import checkpoint, evaluation, evidence, resume
-from recipe.config import Config
+from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
 from recipe.files import digest, read_json, tree_digests, write_json, write_lines
 from recipe.policy import agent_chat
@@ -52,13 +52,7 @@ def train(stage: Stage) -> Done | None:
         train_dataset=Dataset.from_list(
             [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
         ),
-        peft_config=LoraConfig(
-            r=config.grpo.lora_rank,
-            lora_alpha=config.grpo.lora_alpha,
-            lora_dropout=0.0,  # dropout would be active while sampling
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        ),
+        peft_config=lora(config.grpo),
         agent=config.agent,
         on_rollouts=recorder.hold,
         callbacks=callbacks,
@@ -75,6 +69,17 @@ def train(stage: Stage) -> Done | None:
     stage.store(adapter, config.grpo.steps, {"plan_id": plan.id, **digests})
     resume.finished(stage)
     return finish(stage, recorder.steps, before, after)
+
+
+def lora(grpo: Grpo) -> LoraConfig:
+    """The adapter: on every linear layer but the head."""
+    return LoraConfig(
+        r=grpo.lora_rank,
+        lora_alpha=grpo.lora_alpha,
+        lora_dropout=0.0,  # dropout would be active while sampling
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
 
 
 def arguments(config: Config, folder: Path) -> GRPOConfig:
