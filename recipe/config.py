@@ -25,6 +25,12 @@ def one_of(*choices: str):
     return field(default=choices[0], metadata={"choices": choices})
 
 
+def decoder_choice():
+    """What speaks. ``engine``: :mod:`recipe.engine`, one captured graph a token on a GPU; ``native``: the forward
+    passes of transformers, and in training TRL's ``generate``: the reference, and what a CPU is faster with."""
+    return one_of("engine", "native")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a token is drawn; a temperature of 0 is greedy, top_k and min_p of 0 are off."""
@@ -46,8 +52,7 @@ class Agent:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 768  # of the completion, observations and glue included
     max_tool_iterations: int = 3
-    # "native": transformers' own forward passes; "engine": recipe.engine, one captured graph a token on a GPU.
-    decoder: str = one_of("native", "engine")
+    decoder: str = decoder_choice()
     seed: int = or_zero(42)
 
 

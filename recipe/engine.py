@@ -15,14 +15,14 @@ host looks every few steps which rows ended, hands their turns over, and gives f
 On the CPU the same code runs without kernels and graphs.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from recipe.config import Sampling
-from recipe.decoding import RandomStream, warpers
+from recipe.decoding import Dialogue, Request, Sampled, one_turn, warpers
 from recipe.engine_model import Cache, Tokens, TorchAttention, TorchProducts, TorchSums, forward, read
 from recipe.errors import CheckFailed
 
@@ -30,31 +30,6 @@ CHUNK = 256  # prompt tokens that one forward reads
 STEPS = 4  # token steps between two looks at which rows ended
 LEAST_COPY = 16  # tokens that are rather copied from a neighbour's cache than read
 MOST_ROWS = 64  # of the kernels
-
-
-@dataclass(frozen=True)
-class Request:
-    """One turn to speak: all ids before it, the most tokens it may take, and the random stream of its row."""
-
-    prompt: list[int]
-    budget: int
-    stream: RandomStream
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One turn: its ids, the end token included, and the log-probability of each.
-
-    Those are of the whole vocabulary at the sampling temperature (1 where it is 0), before top-k, top-p and min-p:
-    what TRL computes.
-    """
-
-    ids: list[int]
-    logprobs: list[float]
-
-
-# Yields requests, is sent what was sampled, and returns its result.
-Dialogue = Generator[Request, Sampled, object]
 
 
 @dataclass
@@ -90,22 +65,21 @@ class _State:
 class Engine:
     """Speaks for a ``Qwen3ForCausalLM``, or a PEFT LoRA model around one, where it lies and in its own type.
 
-    Calling it samples one turn a row: it is a :data:`recipe.rollout.Sampler`. :meth:`serve` keeps the slots filled
-    from a queue of conversations. The model is never copied or changed, and may be trained between two calls.
+    :meth:`serve` keeps the slots filled from a queue of conversations. The model is never copied or changed, and may
+    be trained between two calls.
 
     Args:
         pad_id: any id; stands where there is no token.
-        rows: slots.
+        rows: slots, of which it makes at most :data:`MOST_ROWS`.
         context: most tokens of a conversation.
     """
 
     def __init__(self, model, sampling: Sampling, end_id: int, pad_id: int, *, rows: int, context: int):
         self._model, self._sampling, self._end_id, self._pad_id = model, sampling, end_id, pad_id
-        self._rows, self._context = rows, context
+        self._rows = rows = min(rows, MOST_ROWS)
+        self._context = context
         self._device = next(model.parameters()).device
         self._fused = self._device.type == "cuda"
-        if self._fused and rows > MOST_ROWS:
-            raise CheckFailed(f"engine: {rows} rows; the kernels serve at most {MOST_ROWS}")
         self._read: list[list[int]] = [[] for _ in range(rows)]  # ids whose keys and values each slot holds
         self._signature = self._sums = None
         with self._alone():
@@ -113,13 +87,10 @@ class Engine:
             self._state = _State.empty(rows, context, self._device)
             self._chunk = torch.zeros((4, CHUNK), dtype=torch.int32, device=self._device)
 
-    def __call__(self, prompts, budgets, streams) -> list[list[int]]:
-        return [turn.ids for turn in self.turns(prompts, budgets, streams)]
-
     def turns(self, prompts, budgets, streams) -> list[Sampled]:
         """One turn for every prompt, in their order; more prompts than rows wait for a slot."""
         requests = [Request(*parts) for parts in zip(prompts, budgets, streams, strict=True)]
-        return self.serve(map(_one_turn, requests))
+        return self.serve(map(one_turn, requests))
 
     def serve(self, dialogues: Iterable[Dialogue], finished: Callable[[], object] = lambda: None) -> list:
         """Hold all conversations, at most ``rows`` at a time, and return their results in order.
@@ -360,10 +331,6 @@ class _Captured:
 
     def __call__(self) -> None:
         self._graph.replay()
-
-
-def _one_turn(request: Request) -> Dialogue:
-    return (yield request)
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -13,8 +13,8 @@ from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
 from recipe.decoding import RandomStream
 from recipe.files import write_lines
-from recipe.policy import agent_chat, turn_sampler
-from recipe.rollout import Request, sample
+from recipe.policy import agent_chat, decoder, rollout_context
+from recipe.rollout import Rollout, dialogue
 from recipe.stage import Done, Stage
 from recipe.tasks import Task
 
@@ -47,14 +47,15 @@ def evaluate(
     """
     from tqdm import tqdm
 
-    requests = [Request(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
-    draw = turn_sampler(model, chat, agent, tasks, min(evaluation.batch_size, len(requests)))
-    records = []
-    with tqdm(total=len(requests), desc=title, unit="rollout") as bar:
-        for start in range(0, len(requests), evaluation.batch_size):
-            batch = requests[start : start + evaluation.batch_size]
-            streams = [RandomStream(agent.seed, request.task.task_id, request.sample) for request in batch]
-            for request, rollout in zip(batch, sample(batch, chat, agent, draw, streams)):
-                records.append({**rollout.record(), "sample": request.sample})
-            bar.update(len(batch))
-    return records
+    wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
+    rows, context = min(evaluation.batch_size, len(wanted)), rollout_context(chat, agent, tasks)
+    speaker = decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
+    with tqdm(total=len(wanted), desc=title, unit="rollout") as bar:
+        rollouts = speaker.serve(
+            (
+                dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))
+                for task, number in wanted
+            ),
+            bar.update,
+        )
+    return [{**rollout.record(), "sample": number} for rollout, (_, number) in zip(rollouts, wanted, strict=True)]

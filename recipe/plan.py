@@ -217,16 +217,16 @@ def versions() -> dict[str, str]:
 
 def _check_chat(model: Path, splits: dict[str, list[tasks.Task]], config: Config) -> None:
     """The raw-span contract on a real task of this plan, and room for every rollout, before anything runs."""
-    from recipe.policy import agent_chat
+    from recipe.policy import agent_chat, rollout_context
 
     chat = agent_chat(checkpoint.load_tokenizer(model))
     task = splits["train"][0]
     chat.check(task.messages(), f'{{"menge": {task.quantity}, "einzelpreis": {task.unit_price}}}')
     # Beyond the model's positions TRL cuts a rollout differently, and gives observations loss.
     positions = read_json(model / "config.json", "the checkpoint's configuration").get("max_position_embeddings", 0)
-    longest = max(len(chat.prompt(task.messages())) for tasks_ in splits.values() for task in tasks_)
-    if longest + config.agent.max_tokens > positions:
+    context = rollout_context(chat, config.agent, (task for tasks_ in splits.values() for task in tasks_))
+    if context > positions:
         raise Refused(
-            f"prompts of up to {longest} tokens and agent.max_tokens={config.agent.max_tokens} exceed the checkpoint's "
+            f"prompts of up to {context - config.agent.max_tokens} tokens and agent.max_tokens={config.agent.max_tokens} exceed the checkpoint's "
             f"{positions} positions; lower agent.max_tokens"
         )

@@ -1,9 +1,9 @@
-"""A checkpoint as a policy: the chat that it speaks with the order tools, and how its turns are sampled."""
+"""A checkpoint as a policy: the chat that it speaks with the order tools, and the decoder that speaks it."""
 
 from collections.abc import Iterable
 
 from recipe.chat import Chat
-from recipe.config import Agent
+from recipe.config import Agent, Sampling
 from recipe.environment import TOOLS, OrderEnvironment
 from recipe.tasks import Task
 
@@ -16,16 +16,20 @@ def agent_chat(tokenizer) -> Chat:
     return Chat(tokenizer, [get_json_schema(getattr(environment, name)) for name in TOOLS])
 
 
-def turn_sampler(model, chat: Chat, agent: Agent, tasks: Iterable[Task], rows: int):
-    """A :data:`recipe.rollout.Sampler` for rollouts of ``tasks``, ``rows`` at a time, by the frozen decoder.
+def rollout_context(chat: Chat, agent: Agent, tasks: Iterable[Task]) -> int:
+    """Most tokens of a rollout of one of ``tasks``, prompt and completion."""
+    return max(len(chat.prompt(task.messages())) for task in tasks) + agent.max_tokens
 
-    Both decoders take the same numbers from a row's stream: in float32 they sample the same tokens.
+
+def decoder(kind: str, model, chat: Chat, sampling: Sampling, *, rows: int, context: int):
+    """The frozen decoder, ``native`` or ``engine``, for ``rows`` conversations of at most ``context`` tokens at a time.
+
+    Both take the same numbers from a conversation's stream: in float32 they sample the same tokens.
     """
-    if agent.decoder == "native":
-        from recipe.decoding import sampler
+    if kind == "native":
+        from recipe.decoding import Native
 
-        return sampler(model, agent.sampling, chat.end_id, chat.pad_id)
+        return Native(model, sampling, chat.end_id, chat.pad_id, rows=rows)
     from recipe.engine import Engine
 
-    context = agent.max_tokens + max(len(chat.prompt(task.messages())) for task in tasks)
-    return Engine(model, agent.sampling, chat.end_id, chat.pad_id, rows=rows, context=context)
+    return Engine(model, sampling, chat.end_id, chat.pad_id, rows=rows, context=context)

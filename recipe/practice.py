@@ -85,12 +85,14 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
         save(temporary / "checkpoint", model, tokenizer, training, loss)
         questions = "".join(f"{s.question}\t{s.answer}\n" for s in demonstrations.sums(training.seed + 1, QUESTIONS))
         write_bytes(temporary / "questions.tsv", questions.encode())
-        write_bytes(temporary / "practice.yaml", overrides(training.precision).encode())
+        write_bytes(temporary / "practice.yaml", overrides(training).encode())
         retention_run.record_run(
             temporary / "checkpoint",
             temporary / "questions.tsv",
             temporary / "retention-run",
-            retention_run.Protocol(max_new_tokens=RETENTION_TOKENS, batch_size=QUESTIONS),
+            retention_run.Protocol(
+                max_new_tokens=RETENTION_TOKENS, batch_size=QUESTIONS, decoder=decoder(training)
+            ),
             training.precision,
             QUESTIONS,
         )
@@ -290,11 +292,18 @@ def save(folder: Path, model, tokenizer, training: Training, loss: float) -> Non
     write_json(folder / "practice.json", mark)
 
 
-def overrides(precision: str) -> str:
+def decoder(training: Training) -> str:
+    """The faster decoder where the policy was made: that of its runs."""
+    return "engine" if training.device == "cuda" else "native"
+
+
+def overrides(training: Training) -> str:
     """YAML: what a policy of this size needs set differently from Qwen3."""
     return (
         "# A practice policy is far smaller than Qwen3: its adapter needs larger steps, and memory is plentiful.\n"
-        f"precision: {precision}\n"
+        f"precision: {training.precision}\n"
+        "agent:\n"
+        f"  decoder: {decoder(training)}  # the faster one where this policy was made\n"
         "grpo:\n"
         "  learning_rate: 0.001\n"
         "  gradient_checkpointing: false\n"

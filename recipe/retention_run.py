@@ -4,7 +4,7 @@ It is recorded once for a checkpoint, by its SFT run or by :func:`record_run`, a
 ``--retention-run``. Its folder::
 
     RUN/
-      retention.json    layout           version of this layout: 1
+      retention.json    layout           version of this layout: 2
                         checkpoint       {"digest": …, "files": {relative path: SHA-256}}, as checkpoint.identity gives
                         protocol         every field of Protocol
                         chat             {"end_id": id that ends a turn, "thinking_opened": whether the generation
@@ -37,12 +37,12 @@ from pathlib import Path
 
 from recipe import checkpoint
 from recipe.chat import Chat, Turn, parse_turn
-from recipe.config import PRECISIONS, Sampling, build, or_zero
+from recipe.config import PRECISIONS, Sampling, build, decoder_choice, or_zero
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, read_json, read_lines, sync_folder, write_json, write_lines
 from recipe.reading import MAX_DIGITS, read_answer, read_gold, write_value
 
-LAYOUT = 1
+LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
 LIMIT = 64  # items of a recorded run
 
@@ -68,6 +68,7 @@ class Protocol:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = or_zero(42)
     batch_size: int = 32  # recorded, because BF16 rounds differently from one batch to another
+    decoder: str = decoder_choice()
 
     def messages(self, question: str) -> list[dict]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -139,16 +140,17 @@ def _item(line: str, number: int, where: str) -> Item:
 
 
 def evaluate(
-    model, tokenizer, items: Sequence[Item], protocol: Protocol, progress: Callable[[int], object]
+    model, tokenizer, items: Sequence[Item], protocol: Protocol, finished: Callable[[], object]
 ) -> list[dict]:
     """Outputs (as in ``outputs.jsonl``) of a model in ``eval()`` mode, in the order of the items.
 
-    ``progress`` hears how many more items are finished.
+    ``finished`` is called as each item is answered.
 
     Raises:
         Refused: a prompt that does not fit the model's positions, or a template that is not Qwen3's.
     """
-    from recipe.decoding import RandomStream, decode
+    from recipe.decoding import RandomStream, Request, one_turn
+    from recipe.policy import decoder
 
     chat = Chat(tokenizer)
     chat.check(protocol.messages(items[0].question), "0")
@@ -160,29 +162,16 @@ def evaluate(
                 f"{item.id}: {len(prompt)} prompt tokens and protocol.max_new_tokens={protocol.max_new_tokens} exceed "
                 f"the model's {positions} positions; lower max_new_tokens"
             )
-    outputs = []
-    for start in range(0, len(items), protocol.batch_size):
-        batch = items[start : start + protocol.batch_size]
-        speaking = len(batch)
-
-        def tick(rows: int) -> None:
-            nonlocal speaking
-            progress(speaking - rows)
-            speaking = rows
-
-        sampled = decode(
-            model,
-            prompts[start : start + protocol.batch_size],
-            [protocol.max_new_tokens] * len(batch),
-            [RandomStream(protocol.seed, item.id, 0) for item in batch],
-            protocol.sampling,
-            chat.end_id,
-            chat.pad_id,
-            tick,
-        )
-        progress(speaking)
-        outputs += [_output(item, ids, chat.parse(ids)) for item, ids in zip(batch, sampled, strict=True)]
-    return outputs
+    rows, context = min(protocol.batch_size, len(items)), max(map(len, prompts)) + protocol.max_new_tokens
+    speaker = decoder(protocol.decoder, model, chat, protocol.sampling, rows=rows, context=context)
+    turns = speaker.serve(
+        (
+            one_turn(Request(prompt, protocol.max_new_tokens, RandomStream(protocol.seed, item.id, 0)))
+            for item, prompt in zip(items, prompts)
+        ),
+        finished,
+    )
+    return [_output(item, turn.ids, chat.parse(turn.ids)) for item, turn in zip(items, turns, strict=True)]
 
 
 def _output(item: Item, ids: list[int], turn: Turn) -> dict:

@@ -1,15 +1,15 @@
-"""One rollout as a token stream, and many of them sampled side by side.
+"""One rollout as a token stream, and how it is spoken.
 
 A rollout is fully determined by its task and the sampled ids of its assistant turns: everything else (calls,
 observations, glue, masks, outcome, reward) follows. :class:`Rollout` is that derivation. Training checks TRL's
 stream against it, the evaluations sample through it, and the replay repeats it from the recorded ids.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from recipe.chat import Chat, Turn
 from recipe.config import Agent
+from recipe.decoding import Dialogue, RandomStream, Request
 from recipe.environment import Event, OrderEnvironment, begin_turn, events, execute
 from recipe.judge import Outcome, judge, training_reward
 from recipe.tasks import Task
@@ -100,33 +100,9 @@ def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, agent: Agent)
     return rollout
 
 
-@dataclass(frozen=True)
-class Request:
-    """One rollout to sample: its task and which of the task's samples it is."""
-
-    task: Task
-    sample: int = 0
-
-
-# (prompts, budgets, streams) -> sampled ids of one turn for each row
-Sampler = Callable[[list[list[int]], list[int], list], list[list[int]]]
-
-
-def sample(requests: Sequence[Request], chat: Chat, agent: Agent, sampler: Sampler, streams: list) -> list[Rollout]:
-    """Sample rollouts in one batch, turn by turn, until none may go on.
-
-    Args:
-        requests: B rollouts.
-        sampler: one turn for the rows given; never returns more than a row's budget.
-        streams: B random streams, one a rollout (:class:`recipe.decoding.RandomStream`).
-    """
-    rollouts = [Rollout(request.task, chat, agent) for request in requests]
-    while speaking := [row for row, rollout in enumerate(rollouts) if rollout.open]:
-        turns = sampler(
-            [rollouts[row].prompt + rollouts[row].ids for row in speaking],
-            [rollouts[row].budget for row in speaking],
-            [streams[row] for row in speaking],
-        )
-        for row, turn in zip(speaking, turns, strict=True):
-            rollouts[row].speak(turn)
-    return rollouts
+def dialogue(rollout: Rollout, stream: RandomStream) -> Dialogue:
+    """The conversation that speaks ``rollout`` to its end, which is its result; for a decoder's ``serve``."""
+    while rollout.open:
+        sampled = yield Request(rollout.prompt + rollout.ids, rollout.budget, stream)
+        rollout.speak(sampled.ids)
+    return rollout

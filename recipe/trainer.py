@@ -25,7 +25,7 @@ from recipe.decoding import RandomStream
 from recipe.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
 from recipe.errors import CheckFailed
 from recipe.judge import training_reward
-from recipe.policy import turn_sampler
+from recipe.policy import decoder, rollout_context
 from recipe.rollout import Rollout
 from recipe.tasks import Task
 
@@ -47,9 +47,9 @@ class AgenticGRPOTrainer(GRPOTrainer):
         self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
         self._engine = None
         if agent.decoder == "engine":
-            tasks = [Task(**row["task"]) for row in self.train_dataset]
-            policy = self.accelerator.unwrap_model(self.model)
-            self._engine = turn_sampler(policy, self._chat, agent, tasks, len(self.environments))
+            context = rollout_context(self._chat, agent, (Task(**row["task"]) for row in self.train_dataset))
+            policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments)
+            self._engine = decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
 
     def _generate_and_score_completions(self, inputs):
         self._tasks = [Task(**row["task"]) for row in inputs]

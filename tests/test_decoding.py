@@ -7,8 +7,9 @@ import pytest
 
 from recipe.chat import Chat
 from recipe.config import Agent, Sampling
-from recipe.decoding import RandomStream, decode, sampler
-from recipe.rollout import Request, sample
+from recipe.decoding import Native, RandomStream, Request, one_turn
+from recipe.errors import CheckFailed
+from recipe.rollout import Rollout, dialogue
 
 VOCABULARY = 50
 PAD, END, NEVER = 0, 1, -1
@@ -38,9 +39,10 @@ def streams(number: int, seed: int = 3) -> list[RandomStream]:
     return [RandomStream(seed, f"test-{row:03d}", 0) for row in range(number)]
 
 
-def run(model, prompts=PROMPTS, budgets=None, drawn=None, sampling=Sampling(temperature=1.0), end_id=NEVER, **more):
+def run(model, prompts=PROMPTS, budgets=None, drawn=None, sampling=Sampling(temperature=1.0), end_id=NEVER):
     budgets = budgets or [12] * len(prompts)
-    return decode(model, prompts, budgets, drawn or streams(len(prompts)), sampling, end_id, PAD, **more)
+    decoder = Native(model, sampling, end_id, PAD, rows=len(prompts))
+    return [turn.ids for turn in decoder.turns(prompts, budgets, drawn or streams(len(prompts)))]
 
 
 # The distribution
@@ -71,7 +73,7 @@ class At:
 def drawn_at(model, logits, numbers: list[float], sampling: Sampling) -> list[int]:
     """The token for each uniform number, from one row of logits."""
     fixed = FixedLogits(model.config, logits.expand(len(numbers), -1))
-    rows = decode(fixed, [[5]] * len(numbers), [1] * len(numbers), [At(n) for n in numbers], sampling, NEVER, PAD)
+    rows = run(fixed, [[5]] * len(numbers), [1] * len(numbers), [At(n) for n in numbers], sampling)
     return [token for (token,) in rows]
 
 
@@ -197,10 +199,19 @@ def test_pad_token_is_sampled_like_any_other(model):
     assert run(FixedLogits(model.config, always_pad), [[5], [6]], budgets=[4, 4]) == [[PAD] * 4] * 2
 
 
-def test_tick_hears_every_token(model):
-    heard = []
-    rows = run(model, budgets=[1, 5, 3, 8, 2], tick=heard.append)
-    assert sum(heard) == sum(map(len, rows)) and len(heard) == 8
+def test_each_conversation_is_heard_of_as_it_ends(model):
+    """A progress bar moves while the longest row of a batch still speaks."""
+    calls, heard = [], []
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        return model(*arguments, **options)
+
+    counted.config, counted.device = model.config, model.device
+    decoder = Native(counted, Sampling(temperature=1.0), NEVER, PAD, rows=len(PROMPTS))
+    requests = [Request(*parts) for parts in zip(PROMPTS, [1, 5, 3, 8, 2], streams(len(PROMPTS)))]
+    decoder.serve(map(one_turn, requests), lambda: heard.append(len(calls)))
+    assert heard == [1, 2, 3, 5, 8]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -209,7 +220,7 @@ def test_logits_that_are_no_numbers_are_never_sampled_from(model, temperature):
 
     broken = torch.zeros(1, VOCABULARY)
     broken[0, 7] = float("nan")
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(CheckFailed, match="not finite"):
         run(FixedLogits(model.config, broken), [[5]], budgets=[1], sampling=Sampling(temperature=temperature))
 
 
@@ -240,14 +251,13 @@ def test_rollouts_do_not_depend_on_their_batch(small_tokenizer, task):
     chat = Chat(small_tokenizer)  # without tools the prompt is short
     model = tiny_model(len(small_tokenizer))
     agent = Agent(max_tokens=12, sampling=Sampling(temperature=1.0))
-    requests = [Request(task, number) for number in range(4)]
 
-    def records(batch):
-        drawn = [RandomStream(agent.seed, request.task.task_id, request.sample) for request in batch]
-        turns = sampler(model, agent.sampling, chat.end_id, chat.pad_id)
-        return [rollout.record() for rollout in sample(batch, chat, agent, turns, drawn)]
+    def records(numbers, rows):
+        decoder = Native(model, agent.sampling, chat.end_id, chat.pad_id, rows=rows)
+        drawn = [RandomStream(agent.seed, task.task_id, number) for number in numbers]
+        return [rollout.record() for rollout in decoder.serve(dialogue(Rollout(task, chat, agent), s) for s in drawn)]
 
-    together = records(requests)
-    assert together == [record for request in requests for record in records([request])]
-    assert together == records(requests[:2]) + records(requests[2:])
+    together = records(range(4), 4)
+    assert together == [record for number in range(4) for record in records([number], 1)]
+    assert together == records(range(4), 3)
     assert len({tuple(record["ids"]) for record in together}) == 4

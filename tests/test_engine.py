@@ -8,8 +8,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from recipe.config import Sampling
-from recipe.decoding import RandomStream, warpers, decode
-from recipe.engine import Engine, Request, TorchDraw, _State
+from recipe.decoding import Native, RandomStream, Request, warpers
+from recipe.engine import Engine, TorchDraw, _State
 from recipe.errors import CheckFailed
 
 END, PAD, VOCABULARY = 5, 0, 97
@@ -76,20 +76,29 @@ def _engine(model, sampling, rows=8, context=256):
     return Engine(model, sampling, END, PAD, rows=rows, context=context)
 
 
+def spoken(decoder, *turns) -> list[list[int]]:
+    return [turn.ids for turn in decoder.turns(*turns)]
+
+
+def plain(model, prompts, budgets, streams, sampling) -> list[list[int]]:
+    """What the plain decoder speaks."""
+    return spoken(Native(model, sampling, END, PAD, rows=len(prompts)), prompts, budgets, streams)
+
+
 @pytest.mark.parametrize("sampling", [RECIPE, OPEN, GREEDY, Sampling(1.0, 1.0, 3, 0.1)])
 def test_ragged_prompts_give_the_plain_samplers_tokens(model, sampling):
     prompts, budgets = _prompts(8), [1, 30, 7, 60, 60, 2, 60, 33]
-    plain, ours = _streams(8), _streams(8)
-    expected = decode(model, prompts, budgets, plain, sampling, END, PAD)
-    assert _engine(model, sampling)(prompts, budgets, ours) == expected
-    assert [stream.draw() for stream in ours] == [stream.draw() for stream in plain]
+    theirs, ours = _streams(8), _streams(8)
+    expected = plain(model, prompts, budgets, theirs, sampling)
+    assert spoken(_engine(model, sampling), prompts, budgets, ours) == expected
+    assert [stream.draw() for stream in ours] == [stream.draw() for stream in theirs]
     assert any(row[-1] == END for row in expected) or sampling not in (RECIPE, OPEN)
     assert any(len(row) == budget > 1 for row, budget in zip(expected, budgets))
 
 
 def test_greedy_is_generate(model):
     prompts = _prompts(6, seed=8)
-    for prompt, row in zip(prompts, _engine(model, GREEDY)(prompts, [24] * 6, _streams(6))):
+    for prompt, row in zip(prompts, spoken(_engine(model, GREEDY), prompts, [24] * 6, _streams(6))):
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
         assert row == out[0, len(prompt) :].tolist()
@@ -100,9 +109,9 @@ def test_later_turns_read_only_what_is_new_and_sample_the_same(model, monkeypatc
     kept, fresh = _streams(5), _streams(5)
     read = _count_reading(engine, monkeypatch)
     for turn in range(3):
-        expected = decode(model, prompts, [20] * 5, fresh, RECIPE, END, PAD)
+        expected = plain(model, prompts, [20] * 5, fresh, RECIPE)
         read.clear()
-        assert engine(prompts, [20] * 5, kept) == expected
+        assert spoken(engine, prompts, [20] * 5, kept) == expected
         if turn:  # the last sampled id and the glue, without the last, which the token step reads
             assert sum(read) == 5 * 3
         prompts = [prompt + row + [7, 8, 9] for prompt, row in zip(prompts, expected)]
@@ -113,14 +122,14 @@ def test_what_prompts_share_is_read_once(model, monkeypatch):
     read = _count_reading(engine, monkeypatch)
     read.clear()
     prompts = [shared, shared, [*shared, 61, 62], [*shared[:30], *range(70, 80)], shared[:5]]
-    assert engine(prompts, [20] * 5, _streams(5)) == decode(model, prompts, [20] * 5, _streams(5), RECIPE, END, PAD)
+    assert spoken(engine, prompts, [20] * 5, _streams(5)) == plain(model, prompts, [20] * 5, _streams(5), RECIPE)
     assert sum(read) == 49 + 0 + 2 + 9 + 4  # the fifth shares too little to be worth a copy
 
 
 def _count_reading(engine, monkeypatch) -> list[int]:
     """Tokens that each chunk reads from now on."""
     read = []
-    engine([[6]], [1], _streams(1))
+    spoken(engine, [[6]], [1], _streams(1))
     chunk = engine._read_chunk
     monkeypatch.setattr(engine, "_read_chunk", lambda: (read.append(int(engine._chunk[3].sum())), chunk()))
     return read
@@ -128,15 +137,15 @@ def _count_reading(engine, monkeypatch) -> list[int]:
 
 def test_what_a_row_samples_depends_on_neither_neighbours_nor_slot(model):
     prompts = _prompts(6)
-    together = _engine(model, RECIPE)(prompts, [40] * 6, _streams(6))
+    together = spoken(_engine(model, RECIPE), prompts, [40] * 6, _streams(6))
     engine = _engine(model, RECIPE, rows=1)
-    alone = [engine([prompt], [40], [stream])[0] for prompt, stream in zip(prompts, _streams(6))]
-    backwards = _engine(model, RECIPE, rows=4)(prompts[::-1], [40] * 6, _streams(6)[::-1])[::-1]
+    alone = [spoken(engine, [prompt], [40], [stream])[0] for prompt, stream in zip(prompts, _streams(6))]
+    backwards = spoken(_engine(model, RECIPE, rows=4), prompts[::-1], [40] * 6, _streams(6)[::-1])[::-1]
     assert together == alone == backwards
 
 
 def test_a_queue_of_conversations_is_served_in_order_over_few_slots(model):
-    prompts, finished = _prompts(9), []
+    prompts = _prompts(9)
 
     def dialogue(prompt, stream, turns):
         spans = []
@@ -149,16 +158,24 @@ def test_a_queue_of_conversations_is_served_in_order_over_few_slots(model):
     def dialogues():
         return (dialogue(*parts, turns) for parts, turns in zip(zip(prompts, _streams(9)), [0, 1, 2, 3, 1, 2, 3, 1, 2]))
 
-    engine = _engine(model, RECIPE, rows=3)
-    served = engine.serve(dialogues(), lambda: finished.append(1))
     one_by_one = [_engine(model, RECIPE, rows=1).serve([dialogue])[0] for dialogue in dialogues()]
-    assert served == one_by_one
-    assert [len(spans) for spans in served] == [0, 1, 2, 3, 1, 2, 3, 1, 2] and len(finished) == 9
+    assert [len(spans) for spans in one_by_one] == [0, 1, 2, 3, 1, 2, 3, 1, 2]
+    for decoder in (_engine(model, RECIPE, rows=3), Native(model, RECIPE, END, PAD, rows=4)):
+        finished = []
+        assert decoder.serve(dialogues(), lambda: finished.append(1)) == one_by_one
+        assert len(finished) == 9
 
 
-def test_log_probabilities_are_the_models_at_the_temperature(adapted):
+def test_more_rows_than_the_kernels_serve_wait_for_a_slot(model):
+    prompts = _prompts(70)
+    turns = [prompts, [3] * 70, _streams(70)]
+    assert spoken(_engine(model, RECIPE, rows=70, context=64), *turns) == plain(model, *turns[:2], _streams(70), RECIPE)
+
+
+@pytest.mark.parametrize("kind", [_engine, lambda model, sampling: Native(model, sampling, END, PAD, rows=4)])
+def test_log_probabilities_are_the_models_at_the_temperature(adapted, kind):
     prompts = _prompts(4)
-    for prompt, turn in zip(prompts, _engine(adapted, RECIPE).turns(prompts, [20] * 4, _streams(4))):
+    for prompt, turn in zip(prompts, kind(adapted, RECIPE).turns(prompts, [20] * 4, _streams(4))):
         with torch.no_grad():
             logits = adapted(torch.tensor([prompt + turn.ids])).logits[0, len(prompt) - 1 : -1]
         expected = (logits / RECIPE.temperature).log_softmax(-1).gather(1, torch.tensor(turn.ids).unsqueeze(1))
@@ -168,23 +185,23 @@ def test_log_probabilities_are_the_models_at_the_temperature(adapted):
 def test_the_adapter_speaks_and_is_seen_after_updates_in_place(model, adapted):
     prompts = _prompts(4)
     engine = _engine(adapted, RECIPE)
-    first = engine(prompts, [30] * 4, _streams(4))
-    assert first == decode(adapted, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
-    assert first != decode(model, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
+    first = spoken(engine, prompts, [30] * 4, _streams(4))
+    assert first == plain(adapted, prompts, [30] * 4, _streams(4), RECIPE)
+    assert first != plain(model, prompts, [30] * 4, _streams(4), RECIPE)
     _move(adapted, 0.2)
-    second = engine(prompts, [30] * 4, _streams(4))
-    assert second == decode(adapted, prompts, [30] * 4, _streams(4), RECIPE, END, PAD) != first
+    second = spoken(engine, prompts, [30] * 4, _streams(4))
+    assert second == plain(adapted, prompts, [30] * 4, _streams(4), RECIPE) != first
     with adapted.disable_adapter():
-        assert engine(prompts, [30] * 4, _streams(4)) == decode(model, prompts, [30] * 4, _streams(4), RECIPE, END, PAD)
+        assert spoken(engine, prompts, [30] * 4, _streams(4)) == plain(model, prompts, [30] * 4, _streams(4), RECIPE)
 
 
 @pytest.mark.parametrize("how", ["in place", "behind autograd's back", "replaced"])
 def test_no_prefix_outlives_the_weights_it_was_read_with(adapted, how, monkeypatch):
     engine, prompts = _engine(adapted, RECIPE), [list(range(10, 60))]
     read = _count_reading(engine, monkeypatch)
-    engine(prompts, [5], _streams(1))
+    spoken(engine, prompts, [5], _streams(1))
     read.clear()
-    engine(prompts, [5], _streams(1))
+    spoken(engine, prompts, [5], _streams(1))
     assert read == []  # unchanged weights: the prompt is there
     parameter = next(p for name, p in adapted.named_parameters() if "layers.0.self_attn.v_proj.lora_A" in name)
     if how == "in place":
@@ -195,9 +212,9 @@ def test_no_prefix_outlives_the_weights_it_was_read_with(adapted, how, monkeypat
     else:
         parameter.data = parameter.data.clone()
         parameter.data[0, 0] += 1e-3
-    expected = decode(adapted, prompts, [5], _streams(1), RECIPE, END, PAD)
+    expected = plain(adapted, prompts, [5], _streams(1), RECIPE)
     held = engine._read
-    assert engine(prompts, [5], _streams(1)) == expected
+    assert spoken(engine, prompts, [5], _streams(1)) == expected
     assert engine._read is not held  # forgotten as a whole
 
 
@@ -213,26 +230,26 @@ def test_a_stopped_conversation_leaves_the_engine_usable(model):
 
     with pytest.raises(RuntimeError, match="environment"):
         engine.serve([broken(), long()])
-    assert engine(prompts, [20] * 2, _streams(2)) == decode(model, prompts, [20] * 2, _streams(2), RECIPE, END, PAD)
+    assert spoken(engine, prompts, [20] * 2, _streams(2)) == plain(model, prompts, [20] * 2, _streams(2), RECIPE)
 
 
 @pytest.mark.parametrize("prompt, budget", [([], 3), ([6], 0), ([6] * 250, 7)])
 def test_a_request_that_does_not_fit_is_refused(model, prompt, budget):
     with pytest.raises(ValueError, match="prompt tokens"):
-        _engine(model, RECIPE)([prompt], [budget], _streams(1))
+        spoken(_engine(model, RECIPE), [prompt], [budget], _streams(1))
 
 
 def test_probabilities_that_are_not_numbers_stop_the_run(adapted):
     with torch.no_grad():
         next(p for name, p in adapted.named_parameters() if "down_proj.lora_A" in name)[:] = float("nan")
     with pytest.raises(CheckFailed, match="not a number"):
-        _engine(adapted, RECIPE)([[6, 7]], [4], _streams(1))
+        spoken(_engine(adapted, RECIPE), [[6, 7]], [4], _streams(1))
 
 
 def test_models_that_the_engine_does_not_compute_are_refused(model):
     dora = LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
     with pytest.raises(CheckFailed, match="plain LoRA"):
-        _engine(get_peft_model(copy.deepcopy(model), dora), RECIPE)([[6]], [1], _streams(1))
+        spoken(_engine(get_peft_model(copy.deepcopy(model), dora), RECIPE), [[6]], [1], _streams(1))
 
 
 SAMPLINGS = [
@@ -288,9 +305,9 @@ def test_captured_graphs_give_the_plain_samplers_tokens_turn_after_turn_and_afte
     for _ in range(2):
         turns, kept, fresh = prompts, _streams(5), _streams(5)
         for _ in range(2):
-            expected = decode(policy, turns, [30] * 5, fresh, sampling, END, PAD)
+            expected = plain(policy, turns, [30] * 5, fresh, sampling)
             junk = torch.full((2**22,), float("nan"), device="cuda")  # in any memory that the engine let go
-            assert engine(turns, [30] * 5, kept) == expected
+            assert spoken(engine, turns, [30] * 5, kept) == expected
             del junk
             turns = [prompt + row + [7, 8, 9] for prompt, row in zip(turns, expected)]
         _move(policy, 0.2)

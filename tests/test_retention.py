@@ -18,7 +18,7 @@ from recipe.files import digest, file_digest, read_json, read_lines, write_json,
 from recipe.retention_run import ITEMS, OUTPUTS, RUN, Item, Protocol
 from runs import ROOT
 
-BRIEF = Protocol(max_new_tokens=24)
+BRIEF = Protocol(max_new_tokens=24, decoder="native")
 QUESTIONS = [("Wie viel ist {sechs} mal drei?", "18"), ("Wie viele Äpfel?", "2,125"), ("Und 0 - 5?", "-5")] * 3
 PLAIN_ITEMS = [Item(f"item-{number:03d}", f"Frage {number}?", str(number)) for number in range(1, 13)]
 
@@ -179,8 +179,8 @@ def test_refuses_a_question_file_that_is_missing_empty_or_not_text(tmp_path, con
 # Evaluation
 
 
-def evaluate(model, tokenizer, batch_size: int, protocol: Protocol = BRIEF, progress=lambda items: None) -> list[dict]:
-    return retention_run.evaluate(model, tokenizer, PLAIN_ITEMS, replace(protocol, batch_size=batch_size), progress)
+def evaluate(model, tokenizer, batch_size: int, protocol: Protocol = BRIEF, finished=lambda: None) -> list[dict]:
+    return retention_run.evaluate(model, tokenizer, PLAIN_ITEMS, replace(protocol, batch_size=batch_size), finished)
 
 
 def test_the_tiny_model_exercises_every_kind_of_output(small_model, small_tokenizer):
@@ -196,8 +196,10 @@ def test_the_recorded_run_has_outputs_that_end_and_that_are_cut(recorded):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_an_items_output_does_not_depend_on_its_batch(small_model, small_tokenizer, batch_size):
-    assert evaluate(small_model, small_tokenizer, batch_size) == evaluate(small_model, small_tokenizer, 12)
+@pytest.mark.parametrize("decoder", ["native", "engine"])
+def test_an_items_output_depends_on_neither_its_batch_nor_the_decoder(small_model, small_tokenizer, batch_size, decoder):
+    spoken = evaluate(small_model, small_tokenizer, batch_size, replace(BRIEF, decoder=decoder))
+    assert spoken == evaluate(small_model, small_tokenizer, 12)
 
 
 def test_an_items_output_depends_on_seed_and_id(small_model, small_tokenizer):
@@ -205,15 +207,17 @@ def test_an_items_output_depends_on_seed_and_id(small_model, small_tokenizer):
     reseeded = evaluate(small_model, small_tokenizer, 12, replace(BRIEF, seed=43))
     assert all(one["ids"] != other["ids"] for one, other in zip(outputs, reseeded))
     same_question = [replace(PLAIN_ITEMS[0], id=item.id) for item in PLAIN_ITEMS]
-    twins = retention_run.evaluate(small_model, small_tokenizer, same_question, BRIEF, lambda items: None)
+    twins = retention_run.evaluate(small_model, small_tokenizer, same_question, BRIEF, lambda: None)
     assert len({tuple(output["ids"]) for output in twins}) == len(PLAIN_ITEMS)
 
 
 def test_progress_hears_every_item_once_and_early_ones_early(small_model, small_tokenizer):
     heard = []
-    evaluate(small_model, small_tokenizer, 4, progress=heard.append)
-    assert sum(heard) == len(PLAIN_ITEMS)
-    assert max(heard) < 4
+    calls = []
+    hook = small_model.register_forward_hook(lambda *_: calls.append(1))
+    evaluate(small_model, small_tokenizer, 4, finished=lambda: heard.append(len(calls)))
+    hook.remove()
+    assert len(heard) == len(PLAIN_ITEMS) and len(set(heard)) > len(PLAIN_ITEMS) / 4
 
 
 def test_only_what_follows_the_thinking_is_read(small_tokenizer):
@@ -433,7 +437,8 @@ def test_refuses_an_id_used_twice(run):
 @pytest.mark.parametrize(
     "path",
     ["layout", "checkpoint", "checkpoint/digest", "checkpoint/files/config.json", "protocol", "protocol/system",
-     "protocol/question", "protocol/max_new_tokens", "protocol/seed", "protocol/sampling/temperature",
+     "protocol/question", "protocol/max_new_tokens", "protocol/seed", "protocol/decoder",
+     "protocol/batch_size", "protocol/sampling/temperature",
      "protocol/sampling/top_p", "protocol/sampling/top_k", "protocol/sampling/min_p", "chat", "chat/end_id",
      "chat/thinking_opened", "precision", "items_sha256", "outputs_sha256", "counts", "counts/items",
      "counts/correct", "counts/ambiguous", "counts/unreadable", "digest"],
@@ -454,7 +459,7 @@ def test_refuses_an_altered_field_of_the_document(run, path):
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("layout", 2, "layout 2"),
+        ("layout", 1, "layout 1"),
         ("layout", None, "layout None"),
         ("checkpoint", None, "checkpoint.files"),
         ("checkpoint", {"digest": "0", "files": {"config.json": 1}}, "checkpoint.files"),

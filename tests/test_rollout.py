@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from recipe.config import Agent
 from recipe.files import canonical
-from recipe.rollout import Request, Rollout, replay, sample
+from recipe.decoding import Sampled
+from recipe.rollout import Rollout, dialogue, replay
 
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
 CALCULATE = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*125"}}\n</tool_call>'
@@ -150,12 +151,12 @@ def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
     agent = Agent(max_tokens=cap, max_tool_iterations=limit)
     waiting = iter(drawn)
 
-    def sampler(prompts, budgets, streams):
+    def speak(request):
         text, ids, finished = next(waiting, ("Schluss", [], True))
         span = [token for token in chat.encode(text) + ids if token != chat.end_id]
-        return [(span + [chat.end_id] * (finished or not span))[: budgets[0]]]
+        return (span + [chat.end_id] * (finished or not span))[: request.budget]
 
-    (rollout,) = sample([Request(task)], chat, agent, sampler, [None])
+    rollout = hold(Rollout(task, chat, agent), speak)
     assert_consistent(rollout, chat, agent)
     recorded = json.loads(canonical(rollout.record()))
     again = replay(task, recorded["spans"], chat, agent)
@@ -172,34 +173,32 @@ def test_every_change_of_a_span_changes_the_stream(chat, task):
         assert replay(task, changed, chat, WIDE).record()["ids"] != whole["ids"]
 
 
-def test_sampling_asks_only_for_rows_that_may_go_on(chat, task):
-    """Each row is conditioned on its own stream, with what remains of its own budget, from its own random stream."""
-    scripts = [spoken(chat, LOOKUP, CALCULATE, ANSWER), spoken(chat, "Fertig."), spoken(chat, LOOKUP, ANSWER)]
-    asked = []
-
-    def sampler(prompts, budgets, streams):
-        asked.append((prompts, budgets, streams))
-        return [scripts[row].pop(0) for row in streams]
-
-    rollouts = sample([Request(task, number) for number in range(3)], chat, WIDE, sampler, [0, 1, 2])
-    assert [streams for _, _, streams in asked] == [[0, 1, 2], [0, 2], [0]]
-    assert [len(rollout.turns) for rollout in rollouts] == [3, 1, 2]
-    assert asked[0][1] == [WIDE.max_tokens] * 3
-    for prompts, budgets, rows in asked:
-        for prompt, budget, row in zip(prompts, budgets, rows):
-            stream = rollouts[row].prompt + rollouts[row].ids
-            assert prompt == stream[: len(prompt)]
-            assert budget == WIDE.max_tokens - (len(prompt) - len(rollouts[row].prompt))
+def hold(rollout, speak, stream=None) -> Rollout:
+    """The rollout spoken to its end by ``speak``, which gives the ids of a requested turn."""
+    talk = dialogue(rollout, stream)
+    try:
+        request = next(talk)
+        while True:
+            request = talk.send(Sampled(speak(request), []))
+    except StopIteration as end:
+        return end.value
 
 
-def test_sampler_that_forgets_a_row_is_noticed(chat, task):
-    with pytest.raises(ValueError):
-        sample([Request(task), Request(task, 1)], chat, WIDE, lambda *_: [[chat.end_id]], [None, None])
+@pytest.mark.parametrize("texts", [(LOOKUP, CALCULATE, ANSWER), ("Fertig.",), (LOOKUP, ANSWER)])
+def test_a_rollout_is_continued_from_its_own_stream_within_what_remains(chat, task, texts):
+    script, asked, stream = spoken(chat, *texts), [], object()
+    rollout = hold(Rollout(task, chat, WIDE), lambda request: asked.append(request) or script[len(asked) - 1], stream)
+    assert len(asked) == len(rollout.turns) == len(texts) and not rollout.open
+    whole = rollout.prompt + rollout.ids
+    for number, request in enumerate(asked):
+        assert request.stream is stream and request.prompt == whole[: len(request.prompt)]
+        assert request.budget == WIDE.max_tokens - (len(request.prompt) - len(rollout.prompt))
+        assert whole[len(request.prompt) :][: len(script[number])] == script[number]
 
 
-def test_sampler_that_overruns_its_budget_is_noticed(chat, task):
+def test_a_decoder_that_overruns_its_budget_is_noticed(chat, task):
     with pytest.raises(ValueError, match=task.task_id):
-        sample([Request(task)], chat, Agent(max_tokens=5), lambda *_: [[5] * 6], [None])
+        hold(Rollout(task, chat, Agent(max_tokens=5)), lambda _: [5] * 6)
 
 
 def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
