@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipe import checkpoint, evidence
+from recipe import checkpoint, evidence, parallel
 from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
 from recipe.decoding import RandomStream
@@ -50,7 +50,7 @@ def evaluate(
     requests = [Request(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
     draw = turn_sampler(model, chat, agent, tasks, min(evaluation.batch_size, len(requests)))
     records = []
-    with tqdm(total=len(requests), desc=title, unit="rollout") as bar:
+    with tqdm(total=len(requests), desc=title, unit="rollout", disable=not parallel.chief()) as bar:
         for start in range(0, len(requests), evaluation.batch_size):
             batch = requests[start : start + evaluation.batch_size]
             streams = [RandomStream(agent.seed, request.task.task_id, request.sample) for request in batch]
