@@ -44,8 +44,10 @@ def joined() -> Iterator[None]:
         return
     import torch
 
-    backend = "gloo"
-    if torch.cuda.is_available():
+    if not torch.cuda.is_available():
+        backend = "gloo"
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # accelerate says cpu:0, where torch.load finds no such place
+    else:
         place, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         if here > torch.cuda.device_count():
             raise Refused(f"{here} processes on a machine with {torch.cuda.device_count()} GPUs; start one a GPU")
