@@ -194,12 +194,19 @@ def _take_gpus(name: str, spread: bool) -> None:
     """
     given = max(cluster.slots(), parallel.size())
     if given > 1 and not spread:
-        raise Refused(f"{name} uses one GPU and was given {given}; set resources.slots_per_trial to 1")
+        raise Refused(f"{name} uses one GPU and was given {given}; ask for one (resources.slots_per_trial)")
     if given > parallel.size():
         cluster.launch(f"experiments.{name}")
 
 
-def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None], model: bool, resumable: bool, spread) -> int:
+def _run(
+    name: str,
+    plan_path: Path | None,
+    run: Callable[[Stage], Done | None],
+    model: bool,
+    resumable: bool,
+    spread: Callable[[Config], int] | None,
+) -> int:
     with cluster.context(resumable) as site:
         plan_path = plan_path or site.hyperparameters.get("plan")
         if not plan_path:
@@ -208,7 +215,10 @@ def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None],
         if model:
             _check_gpus(not plan.practice, spread is not None)
         if spread and spread(plan.config) % parallel.size():
-            raise Refused(f"{name} cannot divide {spread(plan.config)} rollouts a step among {parallel.size()} GPUs")
+            raise Refused(
+                f"{name} cannot divide {spread(plan.config)} rollouts a step among {parallel.size()} GPUs; ask for a "
+                "number that divides them"
+            )
         stage = Stage(name, plan, site)
         if parallel.by_chief(lambda: _claim(stage.folder, site.owner, resumable)):
             start = time.time()
@@ -293,7 +303,7 @@ def _check_gpus(needed: bool, spread: bool) -> None:
     if needed and not found:
         raise Refused("this worker has no CUDA GPU; only a practice plan runs on the CPU")
     if spread and found > parallel.size() == 1:  # the trainer would split its batches over all that it sees
-        raise Refused(f"one process sees {found} GPUs; use torchrun --nproc-per-node {found}, or set CUDA_VISIBLE_DEVICES")
+        raise Refused(f"one process and {found} GPUs; use torchrun --nproc-per-node {found}, or CUDA_VISIBLE_DEVICES=0")
 
 
 def _finish(stage: Stage, done: Done, start: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe import checkpoint, config, grpo, parallel, plan as plans, policy, replay, resume
+from recipe import checkpoint, cluster, config, grpo, parallel, plan as plans, policy, replay, resume
 from recipe.cluster import Site
 from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests, write_json
@@ -124,8 +124,8 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
     assert grpo.train(Stage("grpo", plan, Site({}, lambda *_: None, lambda: False, lambda *_: None))) is not None
     alone, shared = steps(plan.run), steps(two.run)
     assert len(shared) == STEPS and shared[0]["rollouts"] == alone[0]["rollouts"]
-    for ours, theirs in zip(shared, alone, strict=True):
-        assert [rollout["task_id"] for rollout in ours["rollouts"]] == [rollout["task_id"] for rollout in theirs["rollouts"]]
+    order = [[rollout["task_id"] for rollout in step["rollouts"]] for step in (*alone, *shared)]
+    assert order[:STEPS] == order[STEPS:]
     first = shared[0]["metrics"]
     per_process = ("entropy", "kl")  # TRL averages the processes' means
     expected = {name: value for name, value in alone[0]["metrics"].items() if name not in per_process}
@@ -155,15 +155,18 @@ def test_a_failure_beside_the_chief_is_recorded_by_the_chief(disturbed):
 
 
 @pytest.mark.parametrize(
-    ("stage", "size", "reason"),
-    [("grpo", 3, "cannot divide 4 rollouts a step among 3 GPUs"), ("baseline", 2, "baseline uses one GPU and was given 2")],
-)
-def test_gpus_that_a_stage_cannot_use_are_refused(two, monkeypatch, capsys, stage, size, reason):
+    ("stage", "slots", "size", "reason"),
+    [("grpo", 3, 3, "cannot divide 4 rollouts a step among 3 GPUs"),
+     ("baseline", 1, 2, "baseline uses one GPU and was given 2"), ("report", 2, 1, "report uses one GPU and was given 2"),
+     ("retention_baseline", 2, 1, "retention_baseline uses one GPU and was given 2")],
+)  # fmt: skip
+def test_gpus_that_a_stage_cannot_use_are_refused(two, monkeypatch, capsys, stage, slots, size, reason):
     import runpy
     from contextlib import nullcontext
 
     before = tree_digests(two.run)
     monkeypatch.setenv("WORLD_SIZE", str(size))
+    monkeypatch.setattr(cluster, "slots", lambda: slots)
     monkeypatch.setattr(parallel, "joined", nullcontext)
     monkeypatch.setattr(parallel, "by_chief", lambda work: work())
     monkeypatch.setattr(sys, "argv", [stage, "--plan", str(two.run / "plan.json")])
