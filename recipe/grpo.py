@@ -165,6 +165,7 @@ class Recorder(TrainerCallback):
         self._held = [record for part in parallel.everyone(lambda: own) for record in part]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
+        # Gradients are averaged by now: all processes see the same, and stop together.
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 raise CheckFailed(f"step {state.global_step + 1}: the gradient of {name} is not finite")

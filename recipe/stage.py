@@ -11,7 +11,7 @@ a stage that is not resumable takes effect when it is done; after an hour the ma
 Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.parallel`); the chief does all
 of the above. Any other stage refuses more than one.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
+Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written). torchrun makes 1 of 2.
 """
 
 import argparse
@@ -128,7 +128,6 @@ def main(
     parser.add_argument("--plan", type=Path, help="plan.json of a prepared run; on a cluster hyperparameters.plan")
     arguments = parser.parse_args()
 
-
     def work() -> int:
         _take_gpus(name, spread is not None)
         with parallel.joined():
@@ -179,7 +178,7 @@ def guarded(work: Callable[[], int | None]) -> int:
 
 
 def _told(line: str, code: int) -> int:
-    """The chief tells and fails. The others end well: torchrun would end a chief that has not told yet."""
+    """The chief tells, and ends with ``code``. The others end well, or torchrun would end a chief that still writes."""
     if not parallel.chief():
         return 0
     print(line, file=sys.stderr)

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from master_double import MasterDouble
-from recipe import checkpoint, config, plan as plans, policy, replay
+from recipe import checkpoint, plan as plans, policy, replay
 from recipe.files import read_json, tree_digests
 from recipe.retention_run import load_run
 from runs import ROOT, SMALL_STEPS, prepared, settings
@@ -341,10 +341,8 @@ def test_another_experiment_does_not_take_a_stage_over(chain, cluster):
 def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice):
     if cluster.harness != "0.35.0":
         pytest.skip("once is enough; both harnesses have the same launcher")
-    folder = cluster.shared / "runs" / "two"
-    values = settings(practice)
-    values["grpo"] |= {"steps": 3, "validation_every": 3}
-    plan = plans.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(values), folder)
+    folder = prepared(practice, cluster.shared / "runs" / "two")
+    plan = plans.load(folder / "plan.json")
     with socket.create_server(("localhost", 0)) as free:  # the launcher's own port may be taken by other tests
         port = f"C10D_PORT={free.getsockname()[1]}"
     submitted = cluster.create("grpo", port, hyperparameters__plan=folder / "plan.json", resources__slots_per_trial=2)
@@ -356,7 +354,7 @@ def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice)
     assert submitted.restarts() == 0 and submitted.log().count("Launching: ") == 2
     assert read_json(folder / "grpo" / "result.json", "a result")["machine"]["processes"] == 2
     reports = submitted.metrics("training")
-    assert [report.steps_completed for report in reports] == [1, 2, 3]
+    assert [report.steps_completed for report in reports] == list(range(1, SMALL_STEPS + 1))
     assert len(list(replay.training(plan, policy.agent_chat(checkpoint.load_tokenizer(plan.checkpoint))))) > 0
 
 
