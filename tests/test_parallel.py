@@ -157,7 +157,8 @@ def test_a_failure_beside_the_chief_is_recorded_by_the_chief(disturbed):
 @pytest.mark.parametrize(
     ("stage", "slots", "size", "reason"),
     [("grpo", 3, 3, "cannot divide 4 rollouts a step among 3 GPUs"),
-     ("baseline", 1, 2, "baseline uses one GPU and was given 2"), ("report", 2, 1, "report uses one GPU and was given 2"),
+     ("baseline", 1, 2, "baseline uses one GPU and was given 2"),
+     ("report", 2, 1, "report uses one GPU and was given 2"),
      ("retention_baseline", 2, 1, "retention_baseline uses one GPU and was given 2")],
 )  # fmt: skip
 def test_gpus_that_a_stage_cannot_use_are_refused(two, monkeypatch, capsys, stage, slots, size, reason):
