@@ -1,6 +1,7 @@
 """GRPO with tools from the starting checkpoint to an adapter, every rollout recorded.
 
     python -m experiments.grpo --plan runs/my-pilot/plan.json
+    torchrun --nproc-per-node 2 -m experiments.grpo --plan runs/my-pilot/plan.json    # over two GPUs
 """
 
 from recipe.stage import Done, Stage, main
@@ -13,4 +14,4 @@ def run(stage: Stage) -> Done | None:
 
 
 if __name__ == "__main__":
-    main("grpo", __doc__, run, resumable=True)
+    main("grpo", __doc__, run, resumable=True, spread=lambda config: config.grpo.batch_size)

@@ -3,6 +3,8 @@
 Off the cluster it costs nothing: the context reports nowhere, stores nothing more, and a stage that can pause is
 asked to by SIGTERM.
 
+A trial of several slots runs one process a slot (:func:`launch`), of which the chief alone talks to the master.
+
 The searcher's operations are left alone, as in the Core API's own tutorials: a trial is done when it exits with 0
 without having acknowledged a preemption. Harness 0.35 shows progress through those operations only, so that there a
 trial has no progress bar.
@@ -11,10 +13,14 @@ trial has no progress bar.
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
+
+from recipe import parallel
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,27 @@ class Site:
 def context(pausable: bool) -> Iterator[Site]:
     """The cluster's facts and its Core API for the length of a stage; ``pausable`` if it asks ``should_pause``."""
     if "DET_TRIAL_ID" in os.environ:
-        yield from _trial()
+        yield from _trial() if parallel.chief() else _beside()
     elif pausable:
         yield from _alone()
     else:  # on a laptop, or in a command on the cluster; SIGTERM ends it as it would end any program
         yield _site(lambda: False)
+
+
+def slots() -> int:
+    """GPUs that this trial was given; 1 off the cluster."""
+    if "DET_TRIAL_ID" not in os.environ:
+        return 1
+    import determined
+
+    information = determined.get_cluster_info()
+    return len(information.container_addrs) * len(information.slot_ids)
+
+
+def launch(module: str) -> NoReturn:
+    """Become Determined's launcher, which runs this very module once for each slot, under torchrun."""
+    python = (sys.executable, "-m")
+    os.execv(sys.executable, [*python, "determined.launch.torch_distributed", *python, module, *sys.argv[1:]])
 
 
 def _site(should_pause: Callable[[], bool]) -> Site:
@@ -58,13 +80,29 @@ def _alone() -> Iterator[Site]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _trial() -> Iterator[Site]:
+def _beside() -> Iterator[Site]:
+    """For the processes beside the chief: the trial's facts."""
+    hyperparameters, owner = _facts()
+    yield replace(_site(lambda: False), hyperparameters=hyperparameters, owner=owner)
+
+
+def _facts() -> tuple[dict, dict]:
+    """The trial's hyperparameters, and the ids of what it is."""
     import determined
+
+    information = determined.get_cluster_info()
+    trial = information.trial
+    owner = {"cluster": information.cluster_id, "experiment": trial.experiment_id, "trial": trial.trial_id}
+    return dict(trial.hparams), owner
+
+
+def _trial() -> Iterator[Site]:
     from determined import core
     from determined.common.api.errors import APIException
 
+    alone = core.DummyDistributedContext()  # the master hears of one process, whatever stands beside it
     # MANUAL: the default mode imports TensorBoard, which this package does not need.
-    with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as session:
+    with core.init(distributed=alone, tensorboard_mode=core.TensorboardMode.MANUAL) as session:
 
         def report(group: str, step: int, metrics: dict) -> None:
             session.train.report_metrics(group=group, steps_completed=step, metrics=metrics)
@@ -81,7 +119,5 @@ def _trial() -> Iterator[Site]:
                 except APIException:
                     pass  # a master of 0.35 refuses the newer form; a progress bar is not worth a stage
 
-        information = determined.get_cluster_info()
-        trial = information.trial
-        owner = {"cluster": information.cluster_id, "experiment": trial.experiment_id, "trial": trial.trial_id}
-        yield Site(dict(trial.hparams), report, session.preempt.should_preempt, store, progress, owner)
+        hyperparameters, owner = _facts()
+        yield Site(hyperparameters, report, session.preempt.should_preempt, store, progress, owner)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipe import checkpoint, evidence
+from recipe import checkpoint, evidence, parallel
 from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
 from recipe.decoding import RandomStream
@@ -50,7 +50,7 @@ def evaluate(
     wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
     rows, context = min(evaluation.batch_size, len(wanted)), rollout_context(chat, agent, tasks)
     speaker = decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
-    with tqdm(total=len(wanted), desc=title, unit="rollout") as bar:
+    with tqdm(total=len(wanted), desc=title, unit="rollout", disable=not parallel.chief()) as bar:
         rollouts = speaker.serve(
             (
                 dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))

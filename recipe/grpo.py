@@ -11,6 +11,9 @@ The stage writes::
     grpo/adapter/                    the LoRA adapter after the last step
     grpo/trainer/                    while it runs: what a paused run goes on from (recipe.resume)
 
+Over several GPUs (:mod:`recipe.parallel`) each process samples and learns from its rows of the batch, and gradients
+are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over processes.
+
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
 """
 
@@ -25,7 +28,7 @@ from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
-from recipe import checkpoint, evaluation, evidence, resume
+from recipe import checkpoint, evaluation, evidence, parallel, resume
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
 from recipe.files import digest, read_json, tree_digests, write_json, write_lines
@@ -42,7 +45,7 @@ def train(stage: Stage) -> Done | None:
     model = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
     chat = agent_chat(tokenizer)
-    resumed_from, step = resume.latest(stage)
+    resumed_from, step = parallel.by_chief(lambda: resume.latest(stage))
     recorder, checkpoints = Recorder(stage, step), resume.Checkpoints(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), checkpoints]
     trainer = AgenticGRPOTrainer(
@@ -62,13 +65,7 @@ def train(stage: Stage) -> Done | None:
     trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
     if checkpoints.paused:
         return None
-    after = adapter_digest(trainer.model)
-    adapter = stage.folder / "adapter"
-    save_adapter(trainer.model, adapter)
-    digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
-    stage.store(adapter, config.grpo.steps, {"plan_id": plan.id, **digests})
-    resume.finished(stage)
-    return finish(stage, recorder.steps, before, after)
+    return parallel.by_chief(lambda: conclude(stage, trainer.model, recorder.steps, before))
 
 
 def lora(grpo: Grpo) -> LoraConfig:
@@ -89,7 +86,7 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         output_dir=str(folder),
         max_steps=grpo.steps,
         num_generations=grpo.num_generations,
-        per_device_train_batch_size=grpo.batch_size,
+        per_device_train_batch_size=grpo.batch_size // parallel.size(),
         gradient_accumulation_steps=1,
         steps_per_generation=1,
         num_iterations=1,
@@ -126,6 +123,8 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),  # without it several processes on CPUs would not be one training
+        ddp_find_unused_parameters=False,  # every weight of the adapter is in every forward pass
     )
 
 
@@ -149,26 +148,30 @@ class Recorder(TrainerCallback):
         self._stage = stage
         self._held: list[dict] = []
         self._start = time.perf_counter()
-        self._bar = tqdm(total=stage.plan.config.grpo.steps, initial=done, desc="grpo", unit="step")
+        self._bar = tqdm(
+            total=stage.plan.config.grpo.steps, initial=done, desc="grpo", unit="step", disable=not parallel.chief()
+        )
         self.steps = [read_json(self._path(step), "a training step") for step in range(1, done + 1)]
 
     def _path(self, step: int) -> Path:
         return self._stage.folder / evidence.STEPS / evidence.step_name(step)
 
     def hold(self, rollouts, advantages) -> None:
-        """Keep a scored batch until its step ends."""
-        self._held = [
+        """Keep a scored batch, the parts of all processes, until its step ends."""
+        own = [
             {**rollout.record(), "advantage": advantage}
             for rollout, advantage in zip(rollouts, advantages, strict=True)
         ]
+        self._held = [record for part in parallel.everyone(lambda: own) for record in part]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
+        # Gradients are averaged by now: all processes see the same, and stop together.
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 raise CheckFailed(f"step {state.global_step + 1}: the gradient of {name} is not finite")
 
     def on_log(self, args, state, control, logs, **_):
-        if "loss" not in logs:  # the closing summary of a run
+        if "loss" not in logs or not parallel.chief():  # without a loss: the closing summary of a run
             return
         step = state.global_step
         size = self._stage.plan.config.grpo.num_generations
@@ -199,16 +202,22 @@ class Validation(TrainerCallback):
         self._stage, self._chat = stage, chat
 
     def on_step_end(self, args, state, control, model, **_):
-        config = self._stage.plan.config
-        if state.global_step % config.grpo.validation_every:
+        if state.global_step % self._stage.plan.config.grpo.validation_every:
             return
         model.eval()
-        records = evaluation.evaluate(
-            model, self._chat, self._stage.plan.splits["development"], config.agent, config.evaluation, "validation"
-        )
+        records = [record for part in parallel.everyone(lambda: self._share(model)) for record in part]
         model.train()
-        write_lines(self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step), records)
-        self._stage.report("validation", state.global_step, evidence.aggregate(records))
+        if parallel.chief():
+            path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step)
+            write_lines(path, records)
+            self._stage.report("validation", state.global_step, evidence.aggregate(records))
+
+    def _share(self, model) -> list[dict]:
+        """The records that fall to this process; none where there are more processes than tasks."""
+        config, tasks = self._stage.plan.config, parallel.share(self._stage.plan.splits["development"])
+        if not tasks:
+            return []
+        return evaluation.evaluate(model, self._chat, tasks, config.agent, config.evaluation, "validation")
 
 
 def adapter_digest(model) -> str:
@@ -225,6 +234,17 @@ def save_adapter(model, folder: Path) -> None:
     model.save_pretrained(folder)
     settings = read_json(folder / "adapter_config.json", "the adapter's configuration")
     write_json(folder / "adapter_config.json", {**settings, "target_modules": sorted(settings["target_modules"])})
+
+
+def conclude(stage: Stage, model, steps: list[dict], before: str) -> Done:
+    """Keep the adapter, here and on a cluster, and judge the run that made it. ``before``: its digest at the start."""
+    after = adapter_digest(model)
+    adapter = stage.folder / "adapter"
+    save_adapter(model, adapter)
+    digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
+    stage.store(adapter, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
+    resume.finished(stage)
+    return finish(stage, steps, before, after)
 
 
 def finish(stage: Stage, steps: list[dict], before: str, after: str) -> Done:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from recipe.errors import CheckFailed
+from recipe import parallel
+from recipe.errors import CheckFailed, Refused
 from recipe.evidence import STEPS, VALIDATION
 from recipe.files import read_json, tree_digests, write_json
 from recipe.stage import Stage
@@ -32,12 +33,15 @@ class Checkpoints(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         every = self._stage.plan.config.grpo.checkpoint_every
         last = state.global_step >= state.max_steps  # the finished adapter is kept instead
-        self.paused = not last and self._stage.should_pause()
+        self.paused = not last and parallel.by_chief(self._stage.should_pause)
         if self.paused or (every and not last and state.global_step % every == 0):
             control.should_save = True
         control.should_training_stop |= self.paused
 
     def on_save(self, args, state, control, **_):
+        parallel.everyone(lambda: None)  # each process saves its random state
+        if not parallel.chief():
+            return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
         for older in Path(args.output_dir).glob("checkpoint-*.json"):
@@ -51,6 +55,7 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
 
     Raises:
         CheckFailed: a checkpoint whose files are not those that were written.
+        Refused: one of another number of processes, which has other random states.
     """
     folder = stage.folder / TRAINER
     steps = sorted((int(seal.stem.removeprefix("checkpoint-")) for seal in folder.glob("checkpoint-*.json")))
@@ -59,6 +64,12 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
         sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
         if sealed != tree_digests(checkpoint):
             raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
+        processes = sum(name.startswith("rng_state") for name in sealed)
+        if processes != parallel.size():
+            raise Refused(
+                f"{checkpoint} was saved by {processes} processes (slots) and this is {parallel.size()}; go on with "
+                f"{processes}, or prepare a new run"
+            )
     for other in folder.glob("checkpoint-*"):
         if other.is_dir() and other != checkpoint:
             _discard(other)

@@ -8,7 +8,10 @@ when Determined starts it again (pause, lost node, crash): a resumable stage goe
 was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended. Pausing
 a stage that is not resumable takes effect when it is done; after an hour the master kills it, and it starts over.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
+Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.parallel`); the chief does all
+of the above. Any other stage refuses more than one.
+
+Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written). torchrun makes 1 of 2.
 """
 
 import argparse
@@ -22,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from recipe import cluster
+from recipe import cluster, parallel
 from recipe.cluster import Site
+from recipe.config import Config
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
 from recipe.files import read_json, tree_digests, write_json
 from recipe.plan import Plan, load
@@ -100,7 +104,13 @@ def outputs(folder: Path) -> dict[str, str]:
 
 
 def main(
-    name: str, description: str, run: Callable[[Stage], Done | None], *, model: bool = True, resumable: bool = False
+    name: str,
+    description: str,
+    run: Callable[[Stage], Done | None],
+    *,
+    model: bool = True,
+    resumable: bool = False,
+    spread: Callable[[Config], int] | None = None,
 ) -> None:
     """Entry of a stage's process.
 
@@ -108,6 +118,7 @@ def main(
         run: the stage's work; None says that it was paused, which leaves no result.
         model: whether the stage runs a model, and so needs a GPU.
         resumable: whether ``run`` goes on from what an unfinished attempt left.
+        spread: for a stage that several GPUs may share, one process each: how much there is to divide evenly.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments.{name}",
@@ -116,7 +127,13 @@ def main(
     )
     parser.add_argument("--plan", type=Path, help="plan.json of a prepared run; on a cluster hyperparameters.plan")
     arguments = parser.parse_args()
-    sys.exit(guarded(lambda: _run(name, arguments.plan, run, model, resumable)))
+
+    def work() -> int:
+        _take_gpus(name, spread is not None)
+        with parallel.joined():
+            return _run(name, arguments.plan, run, model, resumable, spread)
+
+    sys.exit(guarded(work))
 
 
 class Flags(argparse.ArgumentParser):
@@ -137,6 +154,7 @@ class Flags(argparse.ArgumentParser):
         """Exit code of ``work``, whose findings are shown. An empty hyperparameter counts as not given."""
 
         def parse_and_work() -> None:
+            _take_gpus(self.prog.rpartition(".")[2], spread=False)
             with cluster.context(pausable=False) as site:
                 given = {name: value for name, value in site.hyperparameters.items() if value != ""}
                 flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -154,33 +172,63 @@ def guarded(work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except Refused as refusal:
-        print(f"refused: {refusal}", file=sys.stderr)
-        return 2
+        return _told(f"refused: {refusal}", 2)
     except CheckFailed as failure:
-        print(f"check failed: {failure}", file=sys.stderr)
-        return 1
+        return _told(f"check failed: {failure}", 1)
 
 
-def _run(name: str, plan_path: Path | None, run: Callable[[Stage], Done | None], model: bool, resumable: bool) -> int:
+def _told(line: str, code: int) -> int:
+    """The chief tells, and ends with ``code``. The others end well, or torchrun would end a chief that still writes."""
+    if not parallel.chief():
+        return 0
+    print(line, file=sys.stderr)
+    return code
+
+
+def _take_gpus(name: str, spread: bool) -> None:
+    """See to one process a GPU.
+
+    Raises:
+        Refused: several GPUs for a stage that would leave all but one idle.
+    """
+    given = max(cluster.slots(), parallel.size())
+    if given > 1 and not spread:
+        raise Refused(f"{name} uses one GPU and was given {given}; ask for one (resources.slots_per_trial)")
+    if given > parallel.size():
+        cluster.launch(f"experiments.{name}")
+
+
+def _run(
+    name: str,
+    plan_path: Path | None,
+    run: Callable[[Stage], Done | None],
+    model: bool,
+    resumable: bool,
+    spread: Callable[[Config], int] | None,
+) -> int:
     with cluster.context(resumable) as site:
         plan_path = plan_path or site.hyperparameters.get("plan")
         if not plan_path:
             raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
-        plan = load(Path(plan_path))
-        if model and not plan.practice:
-            _require_gpu()
+        plan = parallel.by_chief(lambda: load(Path(plan_path)))
+        if model:
+            _check_gpus(not plan.practice, spread is not None)
+        if spread and spread(plan.config) % parallel.size():
+            raise Refused(
+                f"{name} cannot divide {spread(plan.config)} rollouts a step among {parallel.size()} GPUs; ask for a "
+                "number that divides them"
+            )
         stage = Stage(name, plan, site)
-        if _claim(stage.folder, site.owner, resumable):
+        if parallel.by_chief(lambda: _claim(stage.folder, site.owner, resumable)):
             start = time.time()
             try:
                 done = run(stage)
             except (CheckFailed, EnvironmentFault) as failure:
                 done = Done({}, failure=str(failure))
             if done is None:
-                print(f"stage {name} paused; start it again to go on", file=sys.stderr)
-                return 0
+                return _told(f"stage {name} paused; start it again to go on", 0)
             stage.times["total"] = time.time() - start
-            _finish(stage, done, start)
+            parallel.by_chief(lambda: _finish(stage, done, start))
         result = read_json(stage.folder / RESULT, f"the result of stage {name}")
         # A resumable stage has validated at its own steps; its aggregates stand beside that, under another name.
         group, step = ("result", plan.config.grpo.steps) if resumable else ("validation", 1)
@@ -247,11 +295,14 @@ def _created(folder: Path, owner: dict | None) -> bool:
     return True
 
 
-def _require_gpu() -> None:
+def _check_gpus(needed: bool, spread: bool) -> None:
     import torch
 
-    if not torch.cuda.is_available():
+    found = torch.cuda.device_count()
+    if needed and not found:
         raise Refused("this worker has no CUDA GPU; only a practice plan runs on the CPU")
+    if spread and found > parallel.size() == 1:  # the trainer would split its batches over all that it sees
+        raise Refused(f"one process and {found} GPUs; use torchrun --nproc-per-node {found}, or CUDA_VISIBLE_DEVICES=0")
 
 
 def _finish(stage: Stage, done: Done, start: float) -> None:
@@ -279,6 +330,7 @@ def _machine() -> dict:
     torch = sys.modules.get("torch")  # only where the stage ran a model
     cuda = torch is not None and torch.cuda.is_available()
     return {
+        "processes": parallel.size(),
         "platform": platform.platform(),
         "processor": platform.machine(),
         "threads": torch.get_num_threads() if torch else os.cpu_count(),

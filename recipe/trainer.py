@@ -9,7 +9,8 @@ How it departs from upstream:
 * **The engine**, where the plan chose it, samples in place of ``model.generate``; each rollout then draws from a stream
   of its own, and the log-probabilities it sampled with are compared with the trainer's, as a metric of every step.
 * **Every rollout is proved**: beside TRL's stream grows a :class:`~recipe.rollout.Rollout` from the sampled ids
-  alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops.
+  alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops. With several
+  processes (:mod:`recipe.parallel`) it stops in all of them.
 
 Generation, grouped advantages, reference log-probabilities and the loss are upstream's.
 """
@@ -20,6 +21,7 @@ import torch
 import trl
 from trl import GRPOTrainer
 
+from recipe import parallel
 from recipe.config import Agent
 from recipe.decoding import RandomStream
 from recipe.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
@@ -33,7 +35,7 @@ TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other release
 
 
 class AgenticGRPOTrainer(GRPOTrainer):
-    """``on_rollouts(rollouts, advantages)`` hears every scored batch, in dataset order."""
+    """``on_rollouts(rollouts, advantages)`` hears every scored batch of this process, in dataset order."""
 
     def __init__(self, *, agent: Agent, on_rollouts, **arguments):
         if trl.__version__ != TRL_VERSION:
@@ -60,20 +62,34 @@ class AgenticGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts):
         self._rollouts = [Rollout(task, self._chat, self._agent) for task in self._tasks]
         self._rows = None
+        first = parallel.rank() * len(self._tasks)  # a group may be spread over processes
         self._streams = [
             RandomStream(self._agent.seed, task.task_id, row % self.num_generations)
-            for row, task in enumerate(self._tasks)
+            for row, task in enumerate(self._tasks, first)
         ]
         self._logprobs = [[] for _ in prompts]
         generated = super()._generate(prompts)
-        for row, environment in enumerate(self.environments):
-            raise_fault(environment)
-            prove(self._rollouts[row], generated[0][row], generated[1][row], generated[2][row], events(environment))
+        parallel.together(partial(self._prove, *generated[:3]))
         return generated
 
+    def _prove(self, prompt_ids, ids, masks) -> None:
+        for row, environment in enumerate(self.environments):
+            raise_fault(environment)
+            prove(self._rollouts[row], prompt_ids[row], ids[row], masks[row], events(environment))
+
     def _generate_single_turn(self, prompts):
-        if self._rows is None:  # first turn: TRL passes the same conversation objects again in later turns
-            self._rows = {id(conversation): row for row, conversation in enumerate(prompts)}
+        if self._rows is not None:
+            return self._speak(prompts)
+        # First turn: TRL passes the same conversation objects again in later turns.
+        self._rows = {id(conversation): row for row, conversation in enumerate(prompts)}
+        return parallel.together(partial(self._speak, prompts))
+
+    def _tool_call_loop(self, *turns):
+        """The turns after the first; how many, each process has for itself."""
+        return parallel.together(partial(super()._tool_call_loop, *turns))
+
+    def _speak(self, prompts):
+        """One turn of the rollouts of these conversations."""
         rows = [self._rows[id(conversation)] for conversation in prompts]
         rollouts = [self._rollouts[row] for row in rows]
         sample = self._sample_natively if self._engine is None else self._sample_by_engine
@@ -128,6 +144,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
             rollout, own = next(by_ids[key] for key in by_ids if tuple(ids[: len(key)]) == key)
             policy = [place for place, mask in enumerate(rollout.mask) if mask]
             gaps += (row[policy] - torch.tensor(own)).abs().tolist()
+        gaps = [gap for part in parallel.everyone(lambda: gaps) for gap in part]
         self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
         self._metrics["train"]["logprob_gap/max"].append(max(gaps))
 

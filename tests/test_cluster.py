@@ -9,6 +9,7 @@ The whole chain runs with harness 0.35.0, the cluster's; a shorter one with 0.38
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ import pytest
 import yaml
 
 from master_double import MasterDouble
+from recipe import checkpoint, plan as plans, policy, replay
 from recipe.files import read_json, tree_digests
 from recipe.retention_run import load_run
 from runs import ROOT, SMALL_STEPS, prepared, settings
@@ -67,14 +69,15 @@ class Cluster:
         command = [self.python, "-m", "determined.cli", "-m", self.url, *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    def create(self, stage: str, **values) -> "Submitted":
+    def create(self, stage: str, *more: str, **values) -> "Submitted":
         """``det experiment create determined_configs/STAGE.yaml .`` with values that the shipped file leaves open.
 
-        One more is changed: the number of threads, which the bytes of a result depend on.
+        One more is changed: the number of threads, which the bytes of a result depend on. ``more`` are environment
+        variables.
         """
         variables = yaml_of(stage)["environment"]["environment_variables"]
         one_thread = [re.sub(r"^(OMP_NUM_THREADS)=.*", r"\1=1", variable) for variable in variables]
-        values = {"environment__environment_variables": f"[{', '.join(one_thread)}]", **values}
+        values = {"environment__environment_variables": f"[{', '.join([*one_thread, *more])}]", **values}
         given = [f"--config={key.replace('__', '.')}={value}" for key, value in values.items()]
         done = self.det("experiment", "create", f"determined_configs/{stage}.yaml", ".", *given)
         found = re.search(r"Created experiment (\d+)", done.stdout)
@@ -333,6 +336,26 @@ def test_another_experiment_does_not_take_a_stage_over(chain, cluster):
     assert len(refusals) == 1  # the shipped two restarts were not burnt
     assert f"belongs to experiment {done['grpo'].number}, trial {done['grpo'].trial.id}" in refusals[0]
     assert tree_digests(folder) == before
+
+
+def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice):
+    if cluster.harness != "0.35.0":
+        pytest.skip("once is enough; both harnesses have the same launcher")
+    folder = prepared(practice, cluster.shared / "runs" / "two")
+    plan = plans.load(folder / "plan.json")
+    with socket.create_server(("localhost", 0)) as free:  # the launcher's own port may be taken by other tests
+        port = f"C10D_PORT={free.getsockname()[1]}"
+    submitted = cluster.create("grpo", port, hyperparameters__plan=folder / "plan.json", resources__slots_per_trial=2)
+    submitted.until((folder / "grpo" / "steps" / "step-0001.json").exists)
+    submitted.experiment.pause()
+    submitted.until(lambda: submitted.pauses() == 1)
+    submitted.experiment.activate()
+    assert submitted.ended() == "COMPLETED", submitted.log()[-3000:]
+    assert submitted.restarts() == 0 and submitted.log().count("Launching: ") == 2
+    assert read_json(folder / "grpo" / "result.json", "a result")["machine"]["processes"] == 2
+    reports = submitted.metrics("training")
+    assert [report.steps_completed for report in reports] == list(range(1, SMALL_STEPS + 1))
+    assert len(list(replay.training(plan, policy.agent_chat(checkpoint.load_tokenizer(plan.checkpoint))))) > 0
 
 
 def test_a_broken_hook_ends_the_trial_at_once(cluster):

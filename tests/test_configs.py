@@ -231,20 +231,22 @@ def test_all_stages_have_the_same_policy():
 
 
 @pytest.mark.parametrize("error", [Refused("why"), CheckFailed("why")])
+@pytest.mark.parametrize("launcher", ["", "[rank=0] "])
 @pytest.mark.parametrize("before", ["", "grpo:  12%|█▎        | 1/8 [00:01<00:07,  1.0step/s, reward=0.31]"])
-def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before):
+def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before, launcher):
     def work():
         print(before, end="", file=sys.stderr)  # a progress bar ends without a new line
         raise error
 
     assert stages.guarded(work) in (1, 2)
-    assert cancels(capsys.readouterr().err.splitlines()[-1])
+    assert cancels(launcher + capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
     "line",
     ["torch.OutOfMemoryError: CUDA out of memory.", "ConnectionError: Connection refused: try again",
-     "stage grpo paused; start it again to go on", "+ echo 'startup hook: x'", "Exception: check failed: no"],
+     "stage grpo paused; start it again to go on", "+ echo 'startup hook: x'", "Exception: check failed: no",
+     "[rank=1] stage grpo paused; start it again to go on", "[rank=0] Connection refused: try again"],
 )  # fmt: skip
 def test_other_lines_leave_the_restarts(line):
     assert not cancels(line)
