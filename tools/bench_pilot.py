@@ -137,16 +137,17 @@ def retention(model, chat, protocol: Protocol, tasks: list) -> Callable[[Agent],
     """One batch of the retention protocol; for its length, one German question is as good as another."""
     from recipe.chat import Chat
     from recipe.decoding import RandomStream
-    from recipe.policy import turn_sampler
+    from recipe.policy import decoder
 
     batch = tasks[: protocol.batch_size]
-    plain = Chat(chat.tokenizer)  # without the tools; the decoder's context is that of the longer prompts with them
+    plain = Chat(chat.tokenizer)  # without the tools
     prompts = [plain.prompt(protocol.messages(task.question)) for task in batch]
 
     def work(agent: Agent) -> int:
         streams = [RandomStream(agent.seed, task.task_id, 0) for task in batch]
-        speak = turn_sampler(model, chat, agent, batch, len(batch))
-        return sum(map(len, speak(prompts, [agent.max_tokens] * len(batch), streams)))
+        context = max(map(len, prompts)) + agent.max_tokens
+        speaker = decoder(agent.decoder, model, plain, agent.sampling, rows=len(batch), context=context)
+        return sum(len(turn.ids) for turn in speaker.turns(prompts, [agent.max_tokens] * len(batch), streams))
 
     return work
 

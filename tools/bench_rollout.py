@@ -110,12 +110,12 @@ def static_step(model, rows: int, compiling=None, short: int = 16, long: int = 8
 def our_step(model, rows: int, short: int = 32, long: int = 256) -> dict:
     forget()
     ours = engine(model, rows)
-    first = timed(lambda: ours(prompts(rows), [1] * rows, streams(rows)))
+    first = timed(lambda: ours.turns(prompts(rows), [1] * rows, streams(rows)))
     fresh = [row[::-1] for row in prompts(rows)]
-    one = lambda: ours(fresh, [1] * rows, streams(rows))
+    one = lambda: ours.turns(fresh, [1] * rows, streams(rows))
     reading = timed(one) - timed(one)  # the second time the prompts are there
-    quick = min(timed(lambda: ours(prompts(rows), [short] * rows, streams(rows))) for _ in range(2))
-    slow = min(timed(lambda: ours(prompts(rows), [long] * rows, streams(rows))) for _ in range(2))
+    quick = min(timed(lambda: ours.turns(prompts(rows), [short] * rows, streams(rows))) for _ in range(2))
+    slow = min(timed(lambda: ours.turns(prompts(rows), [long] * rows, streams(rows))) for _ in range(2))
     return {
         "step_ms": 1000 * (slow - quick) / (long - short),
         "replay_ms": replay_ms(ours),
@@ -201,7 +201,7 @@ def speed(names: list[str], batches: list[int], profiled: bool, static: bool) ->
                 print(json.dumps(row), flush=True)
         if profiled:
             ours = engine(policy, batches[0])
-            ours(prompts(batches[0]), [2] * batches[0], streams(batches[0]))
+            ours.turns(prompts(batches[0]), [2] * batches[0], streams(batches[0]))
             out.setdefault("profile", {})[name] = profile(ours)
             print(json.dumps({name: out["profile"][name]}, indent=1), flush=True)
             del ours
@@ -235,7 +235,7 @@ def first_token(name: str) -> None:
     torch.cuda.synchronize()
     done["model"] = time.time() - start
     ours = engine(policy, 4)
-    ours(prompts(4), [1] * 4, streams(4))
+    ours.turns(prompts(4), [1] * 4, streams(4))
     done["first_token"] = time.time() - start
     print(json.dumps(done))
 

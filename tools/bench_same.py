@@ -15,7 +15,8 @@ def same_tokens() -> dict:
     small = (512, 6, 8, 4, 1536)
     asked = [torch.randint(0, 8000, (length,), generator=generator).tolist() for length in lengths]
     policy = build(small, "float32", 8000)
-    rows = engine(policy, 32, greedy, 7, 512)(asked, [64] * 64, streams(64))
+    turns = engine(policy, 32, greedy, 7, 512).turns(asked, [64] * 64, streams(64))
+    rows = [turn.ids for turn in turns]
     width = max(lengths)
     ids = torch.zeros((64, width), dtype=torch.long)
     mask = torch.zeros_like(ids)
