@@ -247,12 +247,15 @@ class Engine:
         self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=self._device)
         if self._fused:
             from recipe.engine_attention import TritonAttention
-            from recipe.engine_products import TritonProducts, TritonSums
+            from recipe.engine_products import DenseProducts, TritonProducts, TritonSums
             from recipe.engine_sampling import TritonSampler
 
             layers, temperature = len(weights.layers), sampling.temperature or 1.0
-            products = TritonProducts(self._rows, layers, temperature, self._device)
-            reading = TritonProducts(CHUNK, layers, temperature, self._device)
+            if weights.embedding.dtype == torch.float32:
+                products = reading = DenseProducts(temperature)
+            else:
+                products = TritonProducts(self._rows, layers, temperature, self._device)
+                reading = TritonProducts(CHUNK, layers, temperature, self._device)
             attention, reading_attention = (TritonAttention(self._cache, count) for count in (self._rows, CHUNK))
             kernel = TritonSampler.covers(sampling)
             draw = TritonSampler(products, sampling, self._end_id) if kernel else TorchDraw(sampling, self._end_id)

@@ -84,13 +84,19 @@ def _attend(
         at = start + tl.arange(0, BLOCK)
         inside = at[:, None] < last
         key = tl.load(keys + row + at[:, None] * D + d[None, :], mask=inside, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
+        if TYPE == tl.float32:  # no tensor core computes this exactly, and without one sums are faster than tl.dot
+            score = tl.sum(query[:, None, :] * key[None, :, :], 2) * scaling
+        else:
+            score = tl.dot(query, tl.trans(key)) * scaling
         score = tl.where(at[None, :] < last, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(top - higher)
         value = tl.load(values + row + at[:, None] * D + d[None, :], mask=inside, other=0.0)
-        mixed = tl.dot(weight.to(TYPE), value, mixed * shrink[:, None], input_precision="ieee")
+        if TYPE == tl.float32:
+            mixed = mixed * shrink[:, None] + tl.sum(weight[:, :, None] * value[None, :, :], 1)
+        else:
+            mixed = tl.dot(weight.to(TYPE), value, mixed * shrink[:, None])
         total = total * shrink + tl.sum(weight, 1)
         top = higher
     out_at = out + token * (Q * D) + query_at
@@ -130,12 +136,12 @@ class TritonAttention:
         tokens: T, of every call.
     """
 
-    BLOCK = 64
-
     def __init__(self, cache, tokens: int):
         self._cache = cache
         device = cache.keys.device
-        self._group = power(cache.heads // cache.kv_heads, 16)
+        wide = cache.keys.dtype == torch.float32
+        self._group = power(cache.heads // cache.kv_heads, 1 if wide else 16)  # tl.dot has at least 16 rows
+        self._block, self._warps, self._stages = (32, 8, 1) if wide else (64, 4, 3)
         programs = tokens * cache.kv_heads
         self._splits = max(1, min(16, 512 // programs))  # enough programs for 132 multiprocessors, and no more
         self._splits = 1 << (self._splits.bit_length() - 1)
@@ -157,7 +163,7 @@ class TritonAttention:
         _attend[(count, cache.kv_heads, self._splits)](
             qkv, keys, values, *place, out, self._parts, self._lows, self._counters, cache.context,
             cache.width**-0.5, Q=cache.heads, KV=cache.kv_heads, G=self._group, D=cache.width, S=self._splits,
-            BLOCK=self.BLOCK, num_warps=4, num_stages=3 if qkv.element_size() == 2 else 1,
+            BLOCK=self._block, num_warps=self._warps, num_stages=self._stages,
             **dependent(qkv.device),
         )  # fmt: skip
         return out

@@ -30,7 +30,9 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional
 
+from recipe.engine_model import Norm, TorchProducts
 from recipe.errors import CheckFailed
 
 TILE = 64  # logits whose maximum and sum of exponentials the head writes beside them
@@ -317,28 +319,18 @@ class TritonProducts:
         self._launches += 1
         return [linear.a for linear in linears], [linear.b for linear in linears], ranks.pop(), scales.pop(), flag
 
-    def normalise(self, x, norm):
-        if norm is None:
-            return x
-        out = torch.empty_like(x)
-        inputs = x.shape[1]
-        _normalise[(self._rows,)](
-            x, norm.gain, norm.epsilon, out, inputs, WIDTH=power(inputs, 16), num_warps=8, **dependent(x.device)
-        )
-        return out
-
     def project(self, x, norm, linears, residual=None):
         out = residual  # added to in place
         if residual is None:
             out = x.new_empty((self._rows, sum(linear.weight.shape[0] for linear in linears)))
-        return self._project(self.normalise(x, norm), linears, residual, out, False)
+        return self._project(normalise(x, norm), linears, residual, out, False)
 
     def logits(self, x, norm, head):
         tiles = triton.cdiv(head.weight.shape[0], TILE)
         if self.maxima is None:
             self.maxima, self.sums = (x.new_empty((self._rows, tiles), dtype=torch.float32) for _ in range(2))
         out = x.new_empty((self._rows, head.weight.shape[0]))
-        return self._project(self.normalise(x, norm), (head,), None, out, True)
+        return self._project(normalise(x, norm), (head,), None, out, True)
 
     def _project(self, x, linears, residual, out, head):
         a, b, rank, scale, flag = self._adapted(linears)
@@ -358,7 +350,7 @@ class TritonProducts:
         return out
 
     def gate(self, x, norm, gate, up):
-        x = self.normalise(x, norm)
+        x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted((gate, up))
         outputs, inputs = gate.weight.shape
         bn, bk, warps, stages = shape("pair", outputs, inputs, self._block, x.dtype)
@@ -371,12 +363,50 @@ class TritonProducts:
         return out
 
 
+class DenseProducts(TorchProducts):
+    """PyTorch's own products, for float32: cuBLAS multiplies 32 rows several times faster than Triton without TF32.
+
+    Beside the logits stands what the sampler reads of each tile, as the head kernel of :class:`TritonProducts`
+    writes it.
+    """
+
+    def __init__(self, temperature: float):
+        self._temperature = temperature
+        self.maxima = self.sums = None  # of the last logits, (T, tiles)
+
+    def project(self, x, norm, linears, residual=None):
+        return super().project(normalise(x, norm), None, linears, residual)
+
+    def gate(self, x, norm, gate, up):
+        x = normalise(x, norm)
+        return functional.silu(gate(x)) * up(x)
+
+    def logits(self, x, norm, head):
+        logits = head(normalise(x, norm))
+        tiles = functional.pad(logits, (0, -logits.shape[1] % TILE), value=-torch.inf).view(len(logits), -1, TILE)
+        self.maxima = tiles.amax(-1)
+        self.sums = ((tiles - self.maxima.unsqueeze(-1)) / self._temperature).exp().sum(-1)
+        return logits
+
+
+def normalise(x, norm: Norm | None):
+    """RMSNorm of x, (T, K), in one launch."""
+    if norm is None:
+        return x
+    out = torch.empty_like(x)
+    rows, inputs = x.shape
+    _normalise[(rows,)](
+        x, norm.gain, norm.epsilon, out, inputs, WIDTH=power(inputs, 16), num_warps=8, **dependent(x.device)
+    )
+    return out
+
+
 def shape(kind: str, outputs: int, inputs: int, block: int, dtype) -> tuple[int, int, int, int]:
     """(columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
 
     ``kind``: "plain", "pair" (gate and up together) or "head", whose tile is fixed.
     """
-    if inputs % 128 or dtype == torch.float32:
+    if inputs % 128 or dtype == torch.float32:  # in float32 the tests alone multiply so (DenseProducts)
         return (TILE if kind == "head" else 16), 32, 4, 2
     if kind == "head":
         return TILE, 128, 4, 4

@@ -342,12 +342,13 @@ def test_the_sampling_kernel_draws_from_transformers_distribution(sampling, devi
     _check_draws(sampling, sampler, prepare, device, each=32)
 
 
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("rows", [3, 20])
-def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows):
+def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows, dense):
     from recipe.engine_attention import TritonAttention
     from recipe.engine_model import Cache, Tokens, TorchAttention, TorchProducts, forward, read
-    from recipe.engine_products import TritonProducts
+    from recipe.engine_products import DenseProducts, TritonProducts
 
     policy = copy.deepcopy(adapted if lora else model).to(device)
     weights, generator = read(policy), torch.Generator().manual_seed(rows)
@@ -362,7 +363,8 @@ def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows):
         cache = Cache(policy, rows, 256)
         for half in (cache.keys, cache.values):
             half.copy_(torch.randn(half.shape, generator=torch.Generator().manual_seed(2)))
-        products = TritonProducts(rows, 3, 0.6, torch.device(device)) if fused else TorchProducts()
+        kernels = DenseProducts(0.6) if dense else TritonProducts(rows, 3, 0.6, torch.device(device))
+        products = kernels if fused else TorchProducts()
         attention = TritonAttention(cache, rows) if fused else TorchAttention(cache)
         with torch.no_grad():
             hidden = forward(weights, products, attention, tokens)
