@@ -247,8 +247,9 @@ class Engine:
         self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=self._device)
         if self._fused:
             from recipe.engine_attention import TritonAttention
-            from recipe.engine_products import DenseProducts, TritonProducts, TritonSums
+            from recipe.engine_products import DenseProducts, TritonProducts
             from recipe.engine_sampling import TritonSampler
+            from recipe.engine_sums import TritonSums
 
             layers, temperature = len(weights.layers), sampling.temperature or 1.0
             if weights.embedding.dtype == torch.float32:

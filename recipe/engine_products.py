@@ -12,7 +12,8 @@ weights plus the fixed cost of each launch. Eight launches a layer, two of them 
     gate          gate and up products with their LoRA, SwiGLU
     project       down product with its LoRA, added to the residual
 
-Prompts are read by the same kernels with more rows. Weights are read where the model keeps them (no packed
+Prompts are read by the same kernels with more rows. In float32 the products are PyTorch's (:class:`DenseProducts`).
+Weights are read where the model keeps them (no packed
 copies), so an in-place update is seen by the next step. Products accumulate in float32; adapters are rounded to
 the type of the weights, as autocast does.
 
@@ -58,19 +59,6 @@ def begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _add_up(addresses, words, totals, BLOCK: tl.constexpr):
-    """Add the 32-bit words of one tensor to its total; the programs of the second axis share the tensor."""
-    tensor = tl.program_id(0)
-    start = tl.load(addresses + tensor).to(tl.pointer_type(tl.int32))
-    count = tl.load(words + tensor)
-    total = tl.zeros((BLOCK,), tl.int64)
-    for block in range(tl.program_id(1), tl.cdiv(count, BLOCK), tl.num_programs(1)):
-        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        total += tl.load(start + at, mask=at < count, other=0).to(tl.int64)
-    tl.atomic_add(totals + tensor, tl.sum(total, 0))
 
 
 @triton.jit
@@ -265,20 +253,6 @@ def _gate(
         inside = (row[:, None] < rows) & (col[None, :] < outputs)
         value = gate * up.to(TYPE).to(tl.float32)
         tl.store(out + row[:, None] * outputs + col[None, :], value.to(TYPE), mask=inside)
-
-
-class TritonSums:
-    """The sum of the bits of each tensor into ``totals``, int64; integers, so in whatever order."""
-
-    def __init__(self, tensors: list[torch.Tensor], totals: torch.Tensor):
-        device = totals.device
-        self._totals, self._tensors = totals, tensors
-        self._addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
-        self._words = torch.tensor([tensor.nbytes // 4 for tensor in tensors], device=device)
-
-    def __call__(self) -> None:
-        self._totals.zero_()
-        _add_up[len(self._tensors), 256](self._addresses, self._words, self._totals, BLOCK=4096, num_warps=8)
 
 
 class TritonProducts:

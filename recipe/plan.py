@@ -227,6 +227,7 @@ def _check_chat(model: Path, splits: dict[str, list[tasks.Task]], config: Config
     context = rollout_context(chat, config.agent, (task for tasks_ in splits.values() for task in tasks_))
     if context > positions:
         raise Refused(
-            f"prompts of up to {context - config.agent.max_tokens} tokens and agent.max_tokens={config.agent.max_tokens} exceed the checkpoint's "
-            f"{positions} positions; lower agent.max_tokens"
+            f"prompts of up to {context - config.agent.max_tokens} tokens and "
+            f"agent.max_tokens={config.agent.max_tokens} exceed the checkpoint's {positions} positions; lower "
+            "agent.max_tokens"
         )

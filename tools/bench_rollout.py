@@ -11,7 +11,7 @@ All numbers of a table come from one run on one GPU, on random weights of the Qw
     peak         most memory allocated by the tensors of the process, weights and cache included
 
 examples:
-  python -m tools.bench_rollout --output benchmarks/rollout_h200.json
+  python -m tools.bench_rollout --static --output benchmarks/rollout_h200.json
   python -m tools.bench_rollout --parts speed --shapes 1.7B 4B --rows 4 --static
 """
 
