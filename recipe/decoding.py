@@ -11,11 +11,13 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from recipe.config import Sampling
 from recipe.errors import CheckFailed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class RandomStream:
@@ -25,6 +27,8 @@ class RandomStream:
     """
 
     def __init__(self, seed: int, item: str, sample: int):
+        import numpy as np  # here, so that replaying and --help do without
+
         key = hashlib.sha256(f"{seed}/{item}/{sample}".encode()).digest()[:16]
         self._generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64)))
 
@@ -32,7 +36,7 @@ class RandomStream:
         """The next number."""
         return self._generator.random()
 
-    def ahead(self, count: int) -> np.ndarray:
+    def ahead(self, count: int) -> "np.ndarray":
         """The next ``count`` numbers, without taking them."""
         state = self._generator.bit_generator.state
         numbers = self._generator.random(count)
