@@ -3,11 +3,12 @@
 A decoder holds many conversations side by side. Logits pass transformers' own processors in transformers' own order
 (temperature, top-k, top-p, min-p), then one uniform number a token picks from the cumulative distribution. That
 number comes from the conversation's own stream, so what it draws depends neither on its neighbours nor on the global
-generator. There are two decoders, with the same ``turns`` and ``serve``: :class:`Native` here, which runs
-transformers' own forward passes and is the reference, and :class:`recipe.engine.Engine`.
+generator. There are two decoders: :class:`Native` here, which runs transformers' own forward passes and is the
+reference, and :class:`recipe.engine.Engine`.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -81,7 +82,20 @@ def one_turn(request: Request) -> Dialogue:
     return (yield request)
 
 
-class Native:
+class Decoder(ABC):
+    """Speaks many conversations at a time."""
+
+    @abstractmethod
+    def serve(self, dialogues: Iterable[Dialogue], finished: Callable[[], object] = lambda: None) -> list:
+        """Hold all conversations and return their results in order; ``finished`` is called as each ends."""
+
+    def turns(self, prompts, budgets, streams) -> list[Sampled]:
+        """One turn for every prompt, in their order."""
+        requests = [Request(*parts) for parts in zip(prompts, budgets, streams, strict=True)]
+        return self.serve(map(one_turn, requests))
+
+
+class Native(Decoder):
     """Speaks by transformers' own forward passes, in batches of ``rows`` conversations that start and end together.
 
     The model is used as it is: put it into ``eval()`` first.
@@ -90,11 +104,6 @@ class Native:
     def __init__(self, model, sampling: Sampling, end_id: int, pad_id: int, *, rows: int):
         self._model, self._sampling, self._end_id, self._pad_id = model, sampling, end_id, pad_id
         self._warp, self._rows = warpers(sampling), rows
-
-    def turns(self, prompts, budgets, streams) -> list[Sampled]:
-        """One turn for every prompt, in their order."""
-        requests = [Request(*parts) for parts in zip(prompts, budgets, streams, strict=True)]
-        return self.serve(map(one_turn, requests))
 
     def serve(self, dialogues: Iterable[Dialogue], finished: Callable[[], object] = lambda: None) -> list:
         """Hold all conversations and return their results in order; ``finished`` is called as each ends.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from recipe.config import Sampling
-from recipe.decoding import Dialogue, Request, Sampled, one_turn, warpers
+from recipe.decoding import Decoder, Dialogue, Request, Sampled, warpers
 from recipe.engine_model import Cache, Tokens, TorchAttention, TorchProducts, TorchSums, forward, read
 from recipe.errors import CheckFailed
 
@@ -62,7 +62,7 @@ class _State:
         return torch.cat([self.tokens.live, self.fault]).tolist()
 
 
-class Engine:
+class Engine(Decoder):
     """Speaks for a ``Qwen3ForCausalLM``, or a PEFT LoRA model around one, where it lies and in its own type.
 
     :meth:`serve` keeps the slots filled from a queue of conversations. The model is never copied or changed, and may
@@ -86,11 +86,6 @@ class Engine:
             self._cache = Cache(model, rows, context)
             self._state = _State.empty(rows, context, self._device)
             self._chunk = torch.zeros((4, CHUNK), dtype=torch.int32, device=self._device)
-
-    def turns(self, prompts, budgets, streams) -> list[Sampled]:
-        """One turn for every prompt, in their order; more prompts than rows wait for a slot."""
-        requests = [Request(*parts) for parts in zip(prompts, budgets, streams, strict=True)]
-        return self.serve(map(one_turn, requests))
 
     def serve(self, dialogues: Iterable[Dialogue], finished: Callable[[], object] = lambda: None) -> list:
         """Hold all conversations, at most ``rows`` at a time, and return their results in order.

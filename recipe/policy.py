@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from recipe.chat import Chat
 from recipe.config import Agent, Sampling
+from recipe.decoding import Decoder, Native
 from recipe.environment import TOOLS, OrderEnvironment
 from recipe.tasks import Task
 
@@ -21,14 +22,12 @@ def rollout_context(chat: Chat, agent: Agent, tasks: Iterable[Task]) -> int:
     return max(len(chat.prompt(task.messages())) for task in tasks) + agent.max_tokens
 
 
-def decoder(kind: str, model, chat: Chat, sampling: Sampling, *, rows: int, context: int):
+def decoder(kind: str, model, chat: Chat, sampling: Sampling, *, rows: int, context: int) -> Decoder:
     """The frozen decoder, ``native`` or ``engine``, for ``rows`` conversations of at most ``context`` tokens at a time.
 
     Both take the same numbers from a conversation's stream: in float32 they sample the same tokens.
     """
     if kind == "native":
-        from recipe.decoding import Native
-
         return Native(model, sampling, chat.end_id, chat.pad_id, rows=rows)
     from recipe.engine import Engine
 
