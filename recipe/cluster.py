@@ -5,9 +5,8 @@ asked to by SIGTERM.
 
 A trial of several slots runs one process a slot (:func:`launch`), of which the chief alone talks to the master.
 
-The searcher's operations are left alone, as in the Core API's own tutorials: a trial is done when it exits with 0
-without having acknowledged a preemption. Harness 0.35 shows progress through those operations only, so that there a
-trial has no progress bar.
+The searcher's operations are never completed, as in the Core API's own tutorials: a trial is done when it exits with 0
+without having acknowledged a preemption. Harness 0.35 takes progress through the open one.
 """
 
 import os
@@ -17,10 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from recipe import parallel
+from recipe.evidence import FIRST
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,17 @@ class Site:
     should_pause: Callable[[], bool]
     store: Callable[[Path, int, dict], None]  # checkpoint folder, step, metadata
     progress: Callable[[float], None] = lambda share: None  # of the stage's work, in [0, 1]
+    note: Callable[[str], None] = lambda text: None  # Markdown, for the experiment's page
     owner: dict | None = None  # the trial that this is: ids of cluster, experiment and trial
+
+
+def chart(metric: str) -> str:
+    """The name that a metric is reported under.
+
+    The web interface draws one chart a name, ordered by the names' characters (0.35.0 and 0.38.1), so that those to
+    look at first are numbered.
+    """
+    return f"{FIRST.index(metric) + 1:02d}_{metric}" if metric in FIRST else metric
 
 
 @contextmanager
@@ -98,26 +109,61 @@ def _facts() -> tuple[dict, dict]:
 
 def _trial() -> Iterator[Site]:
     from determined import core
-    from determined.common.api.errors import APIException
 
     alone = core.DummyDistributedContext()  # the master hears of one process, whatever stands beside it
     # MANUAL: the default mode imports TensorBoard, which this package does not need.
     with core.init(distributed=alone, tensorboard_mode=core.TensorboardMode.MANUAL) as session:
 
         def report(group: str, step: int, metrics: dict) -> None:
-            session.train.report_metrics(group=group, steps_completed=step, metrics=metrics)
+            charts = {chart(name): value for name, value in metrics.items()}
+            session.train.report_metrics(group=group, steps_completed=step, metrics=charts)
 
         def store(folder: Path, step: int, metadata: dict) -> None:
             # Not upload(): it would write its metadata.json into ``folder``, whose digests are evidence.
             with session.checkpoint.store_path({"steps_completed": step, **metadata}) as (path, _):
                 shutil.copytree(folder, path, dirs_exist_ok=True)
 
-        def progress(share: float) -> None:
-            if hasattr(session.train, "report_progress"):
-                try:
-                    session.train.report_progress(share)
-                except APIException:
-                    pass  # a master of 0.35 refuses the newer form; a progress bar is not worth a stage
-
         hyperparameters, owner = _facts()
-        yield Site(hyperparameters, report, session.preempt.should_preempt, store, progress, owner)
+        yield Site(
+            hyperparameters,
+            report,
+            session.preempt.should_preempt,
+            store,
+            _progress(session),
+            partial(_note, session, owner["experiment"]),
+            owner,
+        )
+
+
+def _progress(session) -> Callable[[float], None]:
+    """Harness 0.38 takes a share of the work, 0.35 units of the searcher's operation."""
+    from determined import core
+    from determined.common.api.errors import APIException
+
+    if hasattr(session.train, "report_progress"):
+        report = session.train.report_progress
+    else:
+        # Taken, not completed: completing it would have the trial stopped.
+        operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
+
+        def report(share: float) -> None:
+            operation.report_progress(share * operation.length)
+
+    def progress(share: float) -> None:
+        try:
+            report(share)
+        except APIException as error:  # a 0.35 master refuses the newer harness's form; a bar is not worth a stage
+            print(f"no progress bar: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+
+    return progress
+
+
+def _note(session, experiment: int, text: str) -> None:
+    """Put ``text`` on the experiment's page."""
+    from determined.common.api.errors import APIException
+    from determined.experimental.client import Experiment
+
+    try:
+        Experiment(experiment, session.train._session).set_notes(text)
+    except APIException as error:  # the same stands in the run folder
+        print(f"the experiment's notes were not written: {str(error).strip().splitlines()[0]}", file=sys.stderr)

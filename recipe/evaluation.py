@@ -5,10 +5,10 @@ the comparison is paired by item.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recipe import checkpoint, evidence, parallel
+from recipe import checkpoint, evidence
 from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
 from recipe.decoding import RandomStream
@@ -26,7 +26,9 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path))
     start = time.perf_counter()
-    records = evaluate(model, chat, plan.splits["test"], plan.config.agent, plan.config.evaluation, stage.name)
+    settings = plan.config.evaluation
+    with stage.progress(len(plan.splits["test"]) * settings.samples_per_task, "rollout") as progress:
+        records = evaluate(model, chat, plan.splits["test"], plan.config.agent, settings, progress.update)
     stage.times["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, records)
     return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
@@ -39,23 +41,25 @@ def evaluate_merged(stage: Stage) -> Done:
 
 
 def evaluate(
-    model, chat: Chat, tasks: Sequence[Task], agent: Agent, evaluation: Evaluation, title: str
+    model,
+    chat: Chat,
+    tasks: Sequence[Task],
+    agent: Agent,
+    evaluation: Evaluation,
+    finished: Callable[[], object] = lambda: None,
 ) -> list[dict]:
-    """Records of ``samples_per_task`` rollouts a task, in task order, with a progress bar in rollouts.
+    """Records of ``samples_per_task`` rollouts a task, in task order; ``finished`` is called as each ends.
 
     ``model`` is evaluated as it is: put it into ``eval()`` first.
     """
-    from tqdm import tqdm
-
     wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
     rows, context = min(evaluation.batch_size, len(wanted)), rollout_context(chat, agent, tasks)
     speaker = decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
-    with tqdm(total=len(wanted), desc=title, unit="rollout", disable=not parallel.chief()) as bar:
-        rollouts = speaker.serve(
-            (
-                dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))
-                for task, number in wanted
-            ),
-            bar.update,
-        )
+    rollouts = speaker.serve(
+        (
+            dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))
+            for task, number in wanted
+        ),
+        finished,
+    )
     return [{**rollout.record(), "sample": number} for rollout, (_, number) in zip(rollouts, wanted, strict=True)]

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model_state_dict
-from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
@@ -148,9 +147,7 @@ class Recorder(TrainerCallback):
         self._stage = stage
         self._held: list[dict] = []
         self._start = time.perf_counter()
-        self._bar = tqdm(
-            total=stage.plan.config.grpo.steps, initial=done, desc="grpo", unit="step", disable=not parallel.chief()
-        )
+        self._progress = stage.progress(stage.plan.config.grpo.steps, "step", done=done)
         self.steps = [read_json(self._path(step), "a training step") for step in range(1, done + 1)]
 
     def _path(self, step: int) -> Path:
@@ -183,13 +180,11 @@ class Recorder(TrainerCallback):
         tokens = sum(rollout["outcome"]["tokens"] for rollout in self._held)
         speed = {"tokens_per_second": tokens / (now - self._start), "step_seconds": now - self._start}
         self._stage.report("training", step, {**record["metrics"], **speed})
-        self._stage.progress(step / self._stage.plan.config.grpo.steps)
         self._start = now
-        self._bar.set_postfix(reward=f"{record['metrics']['reward']:.2f}", refresh=False)
-        self._bar.update()
+        self._progress.update(reward=f"{record['metrics']['reward']:.2f}")
 
     def on_train_end(self, args, state, control, **_):
-        self._bar.close()
+        self._progress.close()
 
 
 class Validation(TrainerCallback):
@@ -217,7 +212,7 @@ class Validation(TrainerCallback):
         config, tasks = self._stage.plan.config, parallel.share(self._stage.plan.splits["development"])
         if not tasks:
             return []
-        return evaluation.evaluate(model, self._chat, tasks, config.agent, config.evaluation, "validation")
+        return evaluation.evaluate(model, self._chat, tasks, config.agent, config.evaluation)
 
 
 def adapter_digest(model) -> str:

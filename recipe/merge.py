@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from tqdm import tqdm
 
 from recipe import checkpoint
 from recipe.errors import CheckFailed
@@ -35,19 +34,19 @@ def merge(stage: Stage) -> Done:
     inputs = frozen_inputs(plan.run / "baseline" / ROLLOUTS)
     target = stage.folder / "checkpoint"
 
-    with tqdm(total=3, desc="merge", unit="part") as bar:
+    with stage.progress(3, "part") as progress:
         write(plan.checkpoint, adapter, target)
-        bar.update()
+        progress.update()
         device = checkpoint.device()
         base = checkpoint.load_model(plan.checkpoint, "float32", device)
         tuned = PeftModel.from_pretrained(base, adapter).eval()
         wanted = [log_probabilities(tuned, ids) for ids in inputs]
-        bar.update()
+        progress.update()
         merged = checkpoint.load_model(target, "float32", device)
         metrics = compare(wanted, [log_probabilities(merged, ids) for ids in inputs])
         metrics["update_error"] = update_error(tuned, merged, torch.float32)
         metrics["bf16_update_error"] = update_error(tuned, merged, torch.bfloat16)
-        bar.update()
+        progress.update()
 
     kept = unchanged_files(plan.checkpoint, target)
     gates = {"same_policy": metrics["mean_kl"] <= plan.config.merge.max_kl, "same_tokenizer": kept}

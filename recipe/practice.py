@@ -30,6 +30,7 @@ from recipe.config import PRECISIONS
 from recipe.demonstrations import Example
 from recipe.errors import Refused
 from recipe.files import sync_folder, write_bytes, write_json
+from recipe.progress import Progress
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = (CALL, END_CALL, "<tool_response>", "</tool_response>", THINK, END_THINK)  # not special, as in Qwen3
@@ -200,20 +201,18 @@ def train(tokenizer, training: Training):
     Equal arguments give equal weights on one machine's CPU.
     """
     import torch
-    from tqdm import tqdm
-
     model = new_model(tokenizer, training).to(training.device).train()
     optimizers = _optimizers(model, training.learning_rate)
     schedule = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: _rate(step, training.steps)) for one in optimizers]
     losses = []
-    with tqdm(batches(tokenizer, training), total=training.steps, desc="practice", unit="step") as bar:
-        for batch in bar:
+    with Progress("practice", training.steps, "step") as progress:
+        for batch in batches(tokenizer, training):
             losses.append(_step(model, batch, tokenizer.pad_token_id, training.device))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for one in (*optimizers, *schedule):
                 one.step()
             model.zero_grad()
-            bar.set_postfix(loss=f"{losses[-1]:.3f}")
+            progress.update(loss=f"{losses[-1]:.3f}")
     last = losses[-max(1, training.steps // 10) :]
     return model.eval(), sum(last) / len(last)
 

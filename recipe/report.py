@@ -16,6 +16,7 @@ from recipe.errors import CheckFailed, Refused
 from recipe.evidence import ROLLOUTS
 from recipe.files import read_lines, write_bytes, write_json
 from recipe.plan import ROOT, Plan, load
+from recipe.progress import Progress
 from recipe.stage import Done, Stage, completed, guarded
 
 LAYOUT = 1
@@ -62,22 +63,20 @@ def write(plan: Plan, output: Path) -> dict:
 
 def verify(plan: Plan, results: dict[str, dict]) -> None:
     """Every check that the numbers rest on, with a progress bar over the replayed rollouts."""
-    from tqdm import tqdm
-
     from recipe.checkpoint import load_tokenizer
     from recipe.policy import agent_chat
 
     _committed(plan)
     replay.ancestry(plan, results)
     chat = agent_chat(load_tokenizer(plan.checkpoint))
-    with tqdm(desc="replay", unit="rollout") as bar:
+    with Progress("replay", None, "rollout") as progress:
         for checks in (
             replay.evaluation(plan, "baseline", "test", chat),
             replay.training(plan, chat),
             replay.evaluation(plan, "candidate", "test", chat),
         ):
             for _ in checks:
-                bar.update()
+                progress.update()
     replay.retained(plan, results["retention"])
 
 

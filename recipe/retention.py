@@ -6,8 +6,6 @@ The starting checkpoint's side is its recorded run (:mod:`recipe.retention_run`)
 import time
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
 from recipe import checkpoint
 from recipe.errors import Refused
 from recipe.files import write_lines
@@ -25,8 +23,8 @@ def measure(stage: Stage) -> Done:
     tokenizer = checkpoint.load_tokenizer(merged)
     model = checkpoint.load_model(merged, plan.config.evaluation.precision, checkpoint.device())
     start = time.perf_counter()
-    with tqdm(total=len(run.items), desc=stage.name, unit="item") as bar:
-        outputs = evaluate(model, tokenizer, run.items, run.protocol, bar.update)
+    with stage.progress(len(run.items), "item") as progress:
+        outputs = evaluate(model, tokenizer, run.items, run.protocol, progress.update)
     stage.times["generation"] = time.perf_counter() - start
     write_lines(stage.folder / OUTPUTS, outputs)
     metrics = compare(run.outputs, outputs, plan.config.retention.margin)

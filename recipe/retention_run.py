@@ -40,6 +40,7 @@ from recipe.chat import Chat, Turn, parse_turn
 from recipe.config import PRECISIONS, Sampling, build, decoder_choice, or_zero
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, read_json, read_lines, sync_folder, write_json, write_lines
+from recipe.progress import Progress
 from recipe.reading import MAX_DIGITS, read_answer, read_gold, write_value
 
 LAYOUT = 2
@@ -315,8 +316,6 @@ def record_run(
     Raises:
         Refused: an input that does not fit, or an ``output`` that exists or lies inside the checkpoint.
     """
-    from tqdm import tqdm
-
     model_path, output = Path(model_path).resolve(), Path(output).resolve()
     if output.exists():
         raise Refused(f"the output exists already: {output}; choose a new one")
@@ -326,8 +325,8 @@ def record_run(
     identity = checkpoint.identity(model_path)
     tokenizer = checkpoint.load_tokenizer(model_path)
     model = checkpoint.load_model(model_path, precision, checkpoint.device())
-    with tqdm(total=len(items), desc="retention baseline", unit="item") as bar:
-        outputs = evaluate(model, tokenizer, items, protocol, bar.update)
+    with Progress("retention baseline", len(items), "item") as progress:
+        outputs = evaluate(model, tokenizer, items, protocol, progress.update)
     write_run(output, identity, protocol, Chat(tokenizer), precision, items, outputs)
     return load_run(output)
 

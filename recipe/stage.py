@@ -31,6 +31,7 @@ from recipe.config import Config
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
 from recipe.files import read_json, tree_digests, write_json
 from recipe.plan import Plan, load
+from recipe.progress import Progress, on_terminal
 
 RESULT, CLAIM = "result.json", "claim.json"
 
@@ -52,9 +53,9 @@ class Stage:
         """Show numbers while the stage runs: on a cluster in its web UI."""
         self.site.report(group, step, metrics)
 
-    def progress(self, share: float) -> None:
-        """Say how much of the work is done, in [0, 1]."""
-        self.site.progress(share)
+    def progress(self, total: int, unit: str, **more) -> Progress:
+        """How far the stage's work is, for people on a terminal, in a log or at the cluster's web UI."""
+        return Progress(self.name, total, unit, share=self.site.progress, shown=parallel.chief(), **more)
 
     def should_pause(self) -> bool:
         """Whether to save and leave at once; asked between steps."""
@@ -162,13 +163,15 @@ class Flags(argparse.ArgumentParser):
                 for name, value in vars(arguments).items():
                     if site.owner and isinstance(value, Path) and not value.is_absolute():
                         raise Refused(f"{name} {value} is a relative path, which would end with the container")
-                show(site, work(arguments, site))
+                report(site, work(arguments, site))
 
         return guarded(parse_and_work)
 
 
 def guarded(work: Callable[[], int | None]) -> int:
     """Exit code of ``work``, with refusals and failed checks told in one line."""
+    if not on_terminal():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of loading and writing weights
     try:
         return work() or 0
     except Refused as refusal:
@@ -230,20 +233,37 @@ def _run(
             stage.times["total"] = time.time() - start
             parallel.by_chief(lambda: _finish(stage, done, start))
         result = read_json(stage.folder / RESULT, f"the result of stage {name}")
-        # A resumable stage has validated at its own steps; its aggregates stand beside that, under another name.
-        group, step = ("result", plan.config.grpo.steps) if resumable else ("validation", 1)
-        show(site, {**result["metrics"], **result["gates"]}, group, step)
+        if not resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
+            report(site, result["metrics"])
+        site.note(f"{heading(plan, name)}\n{describe(result)}")
     if result["failure"]:
         raise CheckFailed(f"stage {name}: {result['failure']} (evidence kept in {stage.folder})")
     return 0
 
 
-def show(site: Site, found: dict, group: str = "validation", step: int = 1) -> None:
-    """Report the numbers and gates of what a stage found; a gate is 0 or 1."""
-    plain = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-    numbers = {name.replace(": ", "/"): value for name, value in plain.items()}
+def report(site: Site, found: dict) -> None:
+    """Report the numbers of what a stage found."""
+    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     if numbers:  # a stage that failed early found none
-        site.report(group, step, numbers)
+        site.report("validation", 1, numbers)
+
+
+def heading(plan: Plan, name: str) -> str:
+    """What an experiment's page begins with, in Markdown."""
+    return f"Stage **{name}** of {plan.kind} plan `{plan.id}`.\n\nRun folder: `{plan.run}`\n"
+
+
+def describe(result: dict) -> str:
+    """A stage's result in Markdown: what failed, the gates, and every number and fact."""
+    failed = [f"**Failed:** {result['failure']}", ""] if result["failure"] else []
+    gates = [f"- {'passed' if passed else '**FAILED**'}: {gate}" for gate, passed in result["gates"].items()]
+    rows = [f"| {name} | {shown(value)} |" for name, value in result["metrics"].items()]
+    return "\n".join([*failed, *gates, "", "| | |", "|---|---:|", *rows, ""])
+
+
+def shown(value) -> str:
+    """A number or a fact, short enough for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _claim(folder: Path, owner: dict | None, resumable: bool) -> bool:

@@ -13,7 +13,7 @@ from recipe.stage import CLAIM, RESULT, outputs
 from runs import ROOT
 from tools import chain, remote
 from tools.driver import STAGES
-from tools.records import Cluster, Experiment, Registered, Segment, Stored
+from tools.records import Cluster, Experiment, Policy, Registered, Segment, Stored
 
 NAMES = tuple(STAGES)
 
@@ -35,6 +35,8 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "plan_id": plan_id,
             "failure": failure,
             "outputs": outputs(folder),
+            "stage": stage,
+            "kind": "practice",
             "gates": {"good": True},
             "metrics": {"qualified": False},
             "ancestry": {"adapter": "a", "merged_checkpoint": "m"},
@@ -144,10 +146,11 @@ class Fake:
 
     def record(self, experiment):
         entry = self.world.experiments[experiment]
-        stored = [Stored(uuid, 1) for uuid in self.world.stored.get(entry.name, [])]
+        stored = [Stored(uuid, 1, "COMPLETED", False, None) for uuid in self.world.stored.get(entry.name, [])]
         times = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
         segments = [Segment(1, *times, None, [])]
-        return Experiment(experiment, experiment, entry.states[0], 0, *times, entry.configuration, segments, stored)
+        told = (stored, Policy(0, 1, 1, False), times[1])
+        return Experiment(experiment, experiment, entry.states[0], 0, *times, entry.configuration, segments, *told)
 
     def keep(self, experiment, log, metrics):
         log.parent.mkdir(exist_ok=True)

@@ -79,12 +79,12 @@ def test_both_versions_accept_the_shell():
 
 
 @pytest.mark.parametrize("name", [*STAGES, "shell"])
-def test_pool_mount_threads_and_memory_stand_in_every_configuration(name):
+def test_pool_mount_and_memory_stand_in_every_configuration(name):
     config = shipped(name)
     assert config["resources"]["resource_pool"] and config["resources"]["shm_size"]
     assert config["bind_mounts"] == [{"host_path": SITE["mount"], "container_path": SITE["mount"]}]
     assert [entry.partition("=")[0] for entry in config["environment"]["environment_variables"]] == [
-        "OMP_NUM_THREADS", "SHARED_FOLDER", "SHARED_VENV"
+        "SHARED_FOLDER", "SHARED_VENV"
     ]  # fmt: skip
 
 
@@ -179,9 +179,10 @@ def test_no_run_environment_or_secret_is_uploaded_wherever_it_lies(python, tmp_p
 
 def hook(**variables: str) -> subprocess.CompletedProcess:
     """Source the hook as Determined does, then say which python a task would start with."""
-    script = 'set -e; source startup-hook.sh; echo "$DET_PYTHON_EXECUTABLE $(command -v python) ${PYTHONPATH-unset}"'
+    said = "$DET_PYTHON_EXECUTABLE $(command -v python) ${PYTHONPATH-unset} $OMP_NUM_THREADS"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "/image/packages", **variables}
-    return subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    script = ["bash", "-c", f'set -e; source startup-hook.sh; echo "{said}"']
+    return subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def venv_without_harness(folder: Path) -> Path:
@@ -194,7 +195,27 @@ def venv_without_harness(folder: Path) -> Path:
 def test_the_hook_puts_the_shared_environment_first(tmp_path):
     done = hook(SHARED_FOLDER=str(tmp_path), SHARED_VENV=sys.prefix)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [f"{sys.prefix}/bin/python", f"{sys.prefix}/bin/python", "unset"]
+    assert done.stdout.split()[:3] == [f"{sys.prefix}/bin/python", f"{sys.prefix}/bin/python", "unset"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "given", "threads"),
+    [("[0]", 4, None, 4), ("[0,1]", 4, None, 2), ("[0,1,2]", 4, None, 1), ("[0,1,2,3,4,5,6,7]", 4, None, 1),
+     ("[]", 4, None, 4), (None, 4, None, 4), ("[3]", 128, None, 8), ("[0,1]", 12, None, 6), ("[0]", 4, "3", 3)],
+)  # fmt: skip
+def test_threads_are_the_cores_divided_by_the_slots(tmp_path, slots, cores, given, threads):
+    counter = tmp_path / "bin" / "nproc"  # so many cores that the quota of the machine that tests decides nothing
+    counter.parent.mkdir()
+    counter.write_text(f"#!/bin/sh\necho {cores}\n")
+    counter.chmod(0o755)
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists() and quota.read_text().split()[0] != "max":
+        pytest.skip("this machine's own quota is below what the test plays")
+    variables = {"PATH": f"{counter.parent}:{os.environ['PATH']}", "SHARED_VENV": sys.prefix}
+    variables |= {"DET_SLOT_IDS": slots} if slots else {}
+    variables |= {"OMP_NUM_THREADS": given} if given else {}
+    done = hook(SHARED_FOLDER=str(tmp_path), **variables)
+    assert done.stdout.split()[3] == str(threads)
 
 
 def hook_failures(tmp_path: Path) -> list[tuple[dict, str]]:

@@ -253,7 +253,7 @@ def test_nothing_stored_is_nothing_to_register(plan):
 def test_notes_and_labels_tell_the_story(plan):
     world = World()
     driven(plan, world).run()
-    assert "experiment 3" in world.notes[4] and plan.id in world.notes[4] and "gates passed: 1 of 1" in world.notes[4]
+    assert "experiment 3" in world.notes[4] and plan.id in world.notes[4] and "- passed: good" in world.notes[4]
     submitted = world.experiments[3].configuration
     assert submitted["labels"] == ["plan:aaaaaaaaaaaaaaaa/grpo", "plan:aaaaaaaaaaaaaaaa", "practice"]
     assert submitted["entrypoint"] == "python -m experiments.grpo" and str(plan.run) in submitted["description"]

@@ -83,19 +83,26 @@ def test_a_rejected_configuration_is_one_line(double, tmp_path):
 def test_a_master_that_is_away_for_a_while_is_waited_for(double):
     waits = []
     connected = remote.connect()
-    master = remote.Master(connected._client, connected.cluster, waits.append)
+    said: list[str] = []
+    master = remote.Master(connected._client, connected.cluster, said.append, waits.append)
     double.faults.fail_requests(1, 400, match="GET /api/v1/workspaces")
     with pytest.raises(Refused, match="answers"):
         master.project("lab", "p")
     assert not waits
     assert master.project("lab", "p")
+    double.faults.fail_requests(2, 500, match="GET /api/v1/workspaces")
+    assert master.project("lab", "p") and waits == [1.0, 2.0] and not said
     double.faults.fail_requests(5, 500, match="GET /api/v1/workspaces")
-    assert master.project("lab", "p") and waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert master.project("lab", "p") and waits[2:] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert said == [
+        f"{master.cluster.address} does not answer; asking again for 10 minutes",
+        f"{master.cluster.address} answers again",
+    ]
 
 
 SCRIPT = """
 import json, sys, time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tools import remote
 
@@ -111,7 +118,7 @@ while (view := master.look(number)).state not in remote.ENDED:
     time.sleep(0.2)
 master.annotate(number, "notes")
 record = master.record(number)
-assert record == master.record(number)
+assert record == replace(master.record(number), asked=record.asked)
 assert master.find(project, "grpo", "/plan", "l") == [number] and master.find(project, "grpo", "/plan", "other") == []
 master.keep(number, folder / "log", folder / "metrics")
 uuid = record.checkpoints[-1].uuid
@@ -126,8 +133,8 @@ from pathlib import Path
 from determined import core
 with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as session:
     for step in (1, 2):
-        session.train.report_metrics(group="training", steps_completed=step, metrics={"reward": step / 2})
-    session.train.report_metrics(group="test", steps_completed=2, metrics={"strict_success": 0.25})
+        session.train.report_metrics(group="training", steps_completed=step, metrics={"02_reward": step / 2})
+    session.train.report_metrics(group="validation", steps_completed=2, metrics={"01_strict_success": 0.25})
     with session.checkpoint.store_path({"steps_completed": 2, "plan_id": "p"}) as (path, uuid):
         (path / "weights").write_text("w")
 print("trial is done")
@@ -154,16 +161,23 @@ def test_every_question_to_the_master_with_each_version_of_the_sdk(double, tmp_p
     answer = json.loads(done.stdout.splitlines()[-1])
     record, trial = answer["record"], double.trials[1]
     assert answer["cluster"]["determined"] == version and answer["cluster"]["master"] == "0.35.0"
-    assert answer["view"] == {"state": "COMPLETED", "steps": 2, "metrics": {"reward": 1.0, "strict_success": 0.25}}
+    last = {"02_reward": 1.0, "01_strict_success": 0.25}
+    assert answer["view"] == {"state": "COMPLETED", "steps": 2, "metrics": last}
     assert record["configuration"] == configuration
     assert (record["id"], record["trial"], record["restarts"], record["state"]) == (1, 1, 0, "COMPLETED")
     (segment,), (stored,) = record["segments"], record["checkpoints"]
     assert segment["steps"] == [1, 2] and segment["ended_by"] is None and segment["finished"]
-    assert stored == {"uuid": trial.checkpoints[0].uuid, "steps": 2} and answer["stored"]["plan_id"] == "p"
+    uuid = trial.checkpoints[0].uuid
+    assert stored == {"uuid": uuid, "steps": 2, "state": "COMPLETED", "validated": True, "metric": 0.25}
+    assert answer["stored"]["plan_id"] == "p"
+    assert record["policy"] == {
+        "save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1, "smaller_is_better": False
+    }  # fmt: skip
     assert answer["gone"] == "DELETED" and answer["lines"][-1].endswith("trial is done")
     assert "trial is done" in (tmp_path / "log").read_text()
     reports = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
-    assert [(report["group"], report["steps"]) for report in reports] == [("test", 2), ("training", 1), ("training", 2)]
+    told = [(report["group"], report["steps"]) for report in reports]
+    assert told == [("training", 1), ("training", 2), ("validation", 2)]
     assert len(double.models[1].versions) == 1 and double.models[1].versions[0].metadata == {"sha": "s"}
     assert answer["registered"][0] == answer["registered"][1]
 
@@ -193,9 +207,10 @@ def site(tmp_path, monkeypatch):
     (checkout / "determined_configs" / "site.yaml").write_text(yaml.safe_dump(values))
     apply(checkout / "determined_configs", check=False)
     for path in (checkout / "determined_configs").glob("*.yaml"):  # tiny models: a second thread only spins
-        path.write_text(path.read_text().replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1"))
+        one_thread = "environment_variables:\n    - OMP_NUM_THREADS=1\n"
+        path.write_text(path.read_text().replace("environment_variables:\n", one_thread))
     monkeypatch.setenv("DET_DEBUG_CONFIG_PATH", str(tmp_path / "login"))
-    with double.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"]) as master:
+    with double.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"], collection_delay=20.0) as master:
         monkeypatch.setenv("DET_MASTER", master.url)
         yield master, checkout, tmp_path / "runs"
         assert not master.internal_errors
@@ -264,7 +279,17 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    assert told("verify", "--run", run, "--replay").splitlines()[0] == f"{run / 'manifest.json'} holds"
+    recorded = state.attempts["grpo"][0].ended
+    deadline = time.time() + 300  # the master collects in a task of its own
+    while len(remote.connect().record(number).checkpoints) == len(recorded.checkpoints):
+        assert time.time() < deadline, "no checkpoint was collected"
+        time.sleep(1.0)
+    left = {checkpoint.uuid for checkpoint in remote.connect().record(number).checkpoints}
+    kept = recorded.policy.kept(recorded.checkpoints)  # the adapter is not what was registered, where a merge is stored
+    assert left == kept
+    collected, holds = told("verify", "--run", run, "--replay").splitlines()[:2]
+    assert collected.startswith(f"collected since by the cluster's policy: experiment {number}, checkpoints of step ")
+    assert holds == f"{run / 'manifest.json'} holds"
     table = told("status", "--run", run)
     assert table.count("complete") == len(NAMES) and "strict_success 0." in table
     told("fetch", "--run", run, "--to", tmp_path / "artifacts")

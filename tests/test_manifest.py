@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,20 @@ from recipe.plan import load
 from recipe.stage import CLAIM, RESULT
 from tools import manifest
 from tools.driver import STAGES
-from tools.records import LAYOUT, STATE, Attempt, Cluster, Experiment, Segment, State, Stored, load_state, parse
+from tools.records import (
+    LAYOUT, STATE, Attempt, Cluster, Experiment, Policy, Segment, State, Stored, load_state, parse
+)  # fmt: skip
 from tools.remote import View
 
 NAMES = tuple(STAGES)
 CLUSTER = Cluster("c", "http://cluster", "0.35.0", "0.38.1")
+STORED = (  # paused at 3 and 5
+    Stored("uuid-3", 3, "COMPLETED", False, None),
+    Stored("uuid-4", 4, "COMPLETED", True, 0.5),
+    Stored("uuid-5", 5, "COMPLETED", False, None),
+    Stored("uuid-6", 6, "COMPLETED", True, 0.25),
+    Stored("uuid-8", 8, "COMPLETED", True, 0.25),
+)
 
 
 class Ended:
@@ -27,16 +36,16 @@ class Ended:
     def __init__(self, state: State, cluster: Cluster = CLUSTER):
         self.cluster = cluster
         self.experiments = {tries[-1].experiment: tries[-1].ended for tries in state.attempts.values()}
-        self.deleted = set()
+        self.collected = set()
 
     def look(self, number):
         return View("COMPLETED" if number in self.experiments else "DELETED", 1, {})
 
     def record(self, number):
-        return self.experiments[number]
-
-    def stored(self, uuid):
-        return None if uuid in self.deleted else {}
+        """As it was, but for the time and for what was collected, which the master no longer lists."""
+        known = self.experiments[number]
+        left = [checkpoint for checkpoint in known.checkpoints if checkpoint.uuid not in self.collected]
+        return replace(known, asked="2026-02-02T00:00:00Z", checkpoints=left)
 
 
 def on_cluster(run: Path) -> None:
@@ -53,7 +62,9 @@ def on_cluster(run: Path) -> None:
             finished=times[1],
             configuration={"name": name, "hyperparameters": {"plan": "/pfss/plan.json"}},
             segments=[Segment(1, *times, None, [1, 8] if name == "grpo" else [])],
-            checkpoints=[Stored("uuid-4", 4), Stored("uuid-8", 8)] if name == "grpo" else [],
+            checkpoints=list(STORED) if name == "grpo" else [],
+            policy=Policy(0, 1, 1, False),
+            asked=times[1],
         )
         state.attempts[name] = [Attempt(f"plan:x/{name}", 0.0, number, None, ended)]
         write_json(run / name / CLAIM, {"cluster": "c", "experiment": number, "trial": number + 100})
@@ -89,7 +100,9 @@ def unreachable(address: str):
 
 def test_a_local_run_has_a_manifest_that_holds(run):
     lines = list(manifest.verify(run, NAMES, unreachable, False))
-    assert lines == [f"stage {name} on a cluster: it was not run by an experiment of the driver" for name in NAMES]
+    assert lines == [
+        f"not checked: stage {name} on a cluster: it was not run by an experiment of the driver" for name in NAMES
+    ]
 
 
 def test_a_run_of_the_cluster_holds_and_its_replay_too(whole):
@@ -107,7 +120,7 @@ def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
     monkeypatch.setattr("recipe.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
     monkeypatch.setattr("recipe.plan.Plan.retention_run", Path("/nowhere/run"))
     lines = list(manifest.verify(copied, NAMES, unreachable, False))
-    assert [line.split(":")[0] for line in lines] == [
+    assert [line.removeprefix(manifest.UNCHECKED).split(":")[0] for line in lines] == [
         "the starting checkpoint", "the recorded retention run", "the cluster's side of 7 experiments",
     ]  # fmt: skip
 
@@ -115,7 +128,7 @@ def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
 def test_another_cluster_is_not_compared_with(whole):
     other = Cluster("d", "http://other", "0.38.1", "0.38.1")
     assert verified(whole, Ended(load_state(whole), other)) == [
-        "the cluster's side of 7 experiments: http://other is another cluster"
+        "not checked: the cluster's side of 7 experiments: http://other is another cluster"
     ]
 
 
@@ -290,6 +303,11 @@ def changed(experiment: Experiment, **values) -> Experiment:
     return parse(Experiment, {**asdict(experiment), **values}, "x")
 
 
+def stored_on(master: Ended, checkpoints: list[Stored]) -> None:
+    plain = [asdict(checkpoint) for checkpoint in checkpoints]
+    master.experiments[13] = changed(master.experiments[13], checkpoints=plain)
+
+
 ELSEWHERE = {
     "gone": (lambda master: master.experiments.pop(13), "stage grpo: experiment 13 is not on http://cluster"),
     "another configuration": (
@@ -304,11 +322,27 @@ ELSEWHERE = {
         lambda master: master.experiments.update({13: changed(master.experiments[13], restarts=1)}),
         r"experiment\.restarts is 0, the cluster says 1",
     ),
-    "other checkpoints": (
-        lambda master: master.experiments.update({13: changed(master.experiments[13], checkpoints=[])}),
-        r"experiment\.checkpoints",
+    "a checkpoint too many": (
+        lambda master: stored_on(master, [*STORED, Stored("uuid-9", 9, "COMPLETED", False, None)]),
+        "experiment 13 has checkpoint uuid-9 on the cluster, which is not recorded",
     ),
-    "a deleted hand-off": (lambda master: master.deleted.add("uuid-8"), "checkpoint uuid-8 is no longer"),
+    "a checkpoint of another step": (
+        lambda master: stored_on(master, [*STORED[:-1], replace(STORED[-1], steps=7)]),
+        "checkpoint uuid-8 is .*, the cluster says otherwise",
+    ),
+    "another policy": (
+        lambda master: master.experiments.update(
+            {13: changed(master.experiments[13], policy=asdict(Policy(0, 1, 2, False)))}
+        ),
+        r"experiment\.policy\.save_trial_latest is 1, the cluster says 2",
+    ),
+    **{
+        f"a protected checkpoint is gone: {uuid}": (
+            lambda master, uuid=uuid: master.collected.add(uuid),
+            f"checkpoint {uuid} of step . is no longer in the cluster's storage, though its policy keeps it",
+        )
+        for uuid in ("uuid-4", "uuid-5", "uuid-8")
+    },
 }
 
 
@@ -321,10 +355,36 @@ def test_a_cluster_that_says_otherwise_is_named(whole, name):
         verified(whole, master)
 
 
-def test_a_checkpoint_that_the_cluster_cleaned_up_is_no_difference(whole):
+def test_a_checkpoint_that_was_collected_by_the_policy_is_named_and_no_difference(whole):
     master = Ended(load_state(whole))
-    master.deleted.add("uuid-4")
-    assert verified(whole, master) == []
+    master.collected |= {"uuid-3", "uuid-6"}
+    assert verified(whole, master) == [
+        "collected since by the cluster's policy: experiment 13, checkpoints of step 3, 6"
+    ]
+
+
+def test_a_registered_checkpoint_is_protected_whatever_the_policy(copied):
+    edit(copied / STATE, "registered", {"model": "m", "version": 1, "checkpoint": "uuid-6", "holds": "grpo/adapter"})
+    manifest.write(load(copied / "plan.json"), NAMES)
+    master = Ended(load_state(copied))
+    master.collected.add("uuid-6")
+    with pytest.raises(CheckFailed, match="checkpoint uuid-6 of step 6 is no longer"):
+        verified(copied, master)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (Policy(0, 1, 1, False), {4, 5, 8}),  # the default: the best, and the latest of either kind
+        (Policy(0, 1, 1, True), {6, 5, 8}),  # the earlier one of two equals
+        (Policy(0, 0, 1, False), {5, 8}),
+        (Policy(0, 0, 2, False), {3, 5, 6, 8}),
+        (Policy(2, 1, 0, False), {4, 6}),
+        (Policy(0, 0, 0, False), set()),
+    ],
+)
+def test_what_the_policy_of_the_masters_keeps(policy, kept):
+    assert policy.kept(list(STORED)) == {f"uuid-{step}" for step in kept}
 
 
 def leaves(value, path=()):

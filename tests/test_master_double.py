@@ -1,6 +1,7 @@
 """The double of the Determined master: the rules that the other tests rely on, with real trial processes."""
 
 import json
+import re
 import subprocess
 import sys
 import urllib.error
@@ -13,6 +14,8 @@ import yaml
 from master_double import TERMINAL_STATES, MasterDouble
 from master_double.container import best_isolation
 from master_double.records import Checkpoint, MetricsReport
+from master_double.schema import check_command, check_experiment
+from master_double.types import ConfigError
 
 TRIAL = """
 import sys, time
@@ -166,6 +169,158 @@ def test_a_missing_bind_mount_fails_the_trial(master):
     assert trial.state == "ERROR" and "/does/not/exist" in trial.logs
 
 
+# ---- values that the published schema takes and the master's types do not
+
+INT_END = 2**63  # numbers are a float64 on their way, where 2**63 - 1 is this, too
+NAMES = dict.fromkeys(("project", "repo", "commit", "branch", "token"), "x")
+PACHYDERM = {"proxy": {"scheme": "s", "host": "h", "port": 1}, "dataset": NAMES}
+STORAGE = ("host_path", "container_path", "storage_path", "checkpoint_path", "tensorboard_path", "propagation")
+
+
+def having(base: dict, path: str, value):
+    """``base`` with one more field; a 0 in ``path`` is the only item of a list."""
+    key, _, rest = path.partition(".")
+    if key == "0":
+        return [having({}, rest, value) if rest else value]
+    inner = base.get(key)
+    return {**base, key: having(inner if isinstance(inner, dict) else {}, rest, value) if rest else value}
+
+
+def experiment_having(path: str, value) -> None:
+    check_experiment(having(config(), path, value))
+
+
+def command_having(path: str, value) -> None:
+    check_command(having({"entrypoint": ["true"]}, path, value), has_files=False)
+
+
+@pytest.mark.parametrize(
+    ("having_it", "path"),
+    [
+        *[(experiment_having, path) for path in (
+            "checkpoint_storage.save_experiment_best", "checkpoint_storage.save_trial_best",
+            "checkpoint_storage.save_trial_latest", "environment.ports.p", "environment.proxy_ports.0.proxy_port",
+            "max_restarts", "optimizations.aggregation_frequency", "optimizations.tensor_fusion_cycle_time",
+            "optimizations.tensor_fusion_threshold", "pbs.slots_per_node", "profiling.begin_on_batch",
+            "profiling.end_after_batch", "records_per_epoch", "resources.max_slots", "resources.shm_size",
+            "resources.slots_per_trial", "scheduling_unit", "searcher.source_trial_id", "slurm.slots_per_node",
+        )],
+        *[(command_having, path) for path in (
+            "environment.ports.p", "environment.proxy_ports.0.proxy_port", "pbs.slots_per_node", "resources.max_slots",
+            "resources.slots", "slurm.slots_per_node",
+        )],
+    ],
+)  # fmt: skip
+def test_an_int_ends_where_the_masters_does(having_it, path):
+    for number in (INT_END - 1024, 7, 7.0):
+        having_it(path, number)
+    for number in (INT_END, INT_END - 1):
+        with pytest.raises(ConfigError) as caught:
+            having_it(path, number)
+        place = f"<config>.{path}".replace(".0", "[0]")
+        assert str(caught.value) == f"json: cannot unmarshal number {INT_END} into Go struct field {place} of type int"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("resources.shm_size", "16G", "unmarshal string into Go struct field <config>.resources.shm_size of type int"),
+        ("resources.shm_size", "17179869184", "<config>.resources.shm_size of type int"),
+        ("resources.slots", 1, '<config>.resources: additional property "slots"'),
+        ("resources.devices.0", "/dev/a:/dev/a:rwm:x", '<config>.resources.devices[0]: invalid device string: "/dev'),
+        ("environment.proxy_ports.0.proxy_port", 1.5, "number 1.5 into Go struct field <config>.environment.proxy_por"),
+        ("environment.pod_spec.spec.priorityClassName", 1, "<config>.environment.pod_spec is not imitated"),
+        ("reproducibility.experiment_seed", 2**32, "<config>.reproducibility.experiment_seed of type uint32"),
+        ("retention_policy", {}, "<config>.retention_policy.log_retention_days is a required property"),
+        ("retention_policy.log_retention_days", None, "<config>.retention_policy.log_retention_days is a required"),
+        ("min_checkpoint_period.batches", 2**64, "<config>.min_checkpoint_period.batches of type uint64"),
+        ("min_validation_period.epochs", 2**64, "<config>.min_validation_period.epochs of type uint64"),
+        ("searcher.max_length", 2**64, "<config>.searcher.max_length of type uint64"),
+        ("searcher.max_length.records", 2**64, "<config>.searcher.max_length.records of type uint64"),
+        ("searcher.source_checkpoint_uuid", "latest", 'invalid source checkpoint UUID: "latest"'),
+        ("searcher", {"max_length": 1}, '<config>.searcher: additional property "max_length"'),
+        *[(f"checkpoint_storage.{key}", "/x", f'<config>.checkpoint_storage: additional property "{key}"')
+          for key in STORAGE],
+        ("integrations.pachyderm", {**PACHYDERM, "pachd": {"host": "h", "port": INT_END}}, "pachd.port of type int"),
+        ("hyperparameters.h", {"type": "int", "minval": -INT_END, "maxval": 1}, "hyperparameters.h.minval of type"),
+        ("hyperparameters.a.h", {"type": "int", "minval": 1, "maxval": INT_END}, "hyperparameters.a.h.maxval of type"),
+        ("hyperparameters.h", {"type": "double", "minval": 1, "maxval": 2, "count": INT_END}, "h.count of type int"),
+        ("hyperparameters.h", {"type": "categorical", "vals": []}, "<config>.hyperparameters.h.vals must have at least"),
+        ("hyperparameters.h", float("inf"), "unsupported value: inf"),
+    ],
+)  # fmt: skip
+def test_what_an_experiments_schema_alone_takes_is_refused_by_name(path, value, complaint):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        experiment_having(path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("entrypoint", "true", "cannot unmarshal string into Go struct field <config>.entrypoint of type []string"),
+        ("resources.shm_size", ".5G", '<config>.resources.shm_size: invalid size: ".5G"'),
+        ("resources.shm_size", True, "cannot unmarshal bool into Go struct field <config>.resources.shm_size of type"),
+        ("resources.slots", -1, "<config>.resources.slots must be >= 0"),
+        ("resources.slots_per_trial", 1, '<config>.resources: additional property "slots_per_trial"'),
+        ("resources.agent_label", "x", '<config>.resources: additional property "agent_label"'),
+        ("resources.is_single_node", False, "<config>.resources.is_single_node cannot be set"),
+        ("resources.weight", 0, "<config>.resources.weight must be"),
+        ("resources.devices.0", "/dev/a:/dev/a:rwm:x", "<config>.resources.devices[0]: invalid device string"),
+        ("environment.proxy_ports.0.proxy_port", 1.5, "number 1.5 into Go struct field <config>.environment.proxy_por"),
+        ("idle_timeout", 30, "cannot unmarshal number into Go struct field <config>.idle_timeout of type Duration"),
+        ("idle_timeout", "30", '<config>.idle_timeout: invalid duration: "30"'),
+        ("notebook_idle_type", "never", '<config>.notebook_idle_type: invalid notebook idle type: "never"'),
+    ],
+)  # fmt: skip
+def test_what_an_experiments_schema_takes_and_a_command_does_not_is_refused_by_name(path, value, complaint):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        command_having(path, value)
+
+
+@pytest.mark.parametrize(
+    ("having_it", "path", "values"),
+    [
+        (experiment_having, "resources.shm_size", [17179869184, 17179869184.0, None]),
+        (experiment_having, "resources.weight", [0, 0.5]),
+        (experiment_having, "resources.devices.0", ["/dev/a:/dev/b", "/dev/a:/dev/b:rwm"]),
+        (experiment_having, "reproducibility.experiment_seed", [0, 2**32 - 1, None]),
+        (experiment_having, "retention_policy.log_retention_days", [-1, 2**15 - 1]),
+        (experiment_having, "searcher.max_length", [0, 2**63, {"epochs": 1}]),
+        (experiment_having, "min_validation_period.batches", [0, 2**63]),
+        (experiment_having, "checkpoint_storage", [{"save_trial_best": 2}, {"type": "shared_fs", "host_path": "/x"}]),
+        (experiment_having, "hyperparameters.h", [None, "", 1.5, [1], {"type": "const", "val": None}]),
+        (experiment_having, "hyperparameters.a.h", [{"type": "double", "minval": 0, "maxval": 1}]),
+        (experiment_having, "environment.image", ["x", {"cpu": "x"}, None]),
+        (command_having, "resources.shm_size", [17179869184, 0.5, "16G", "16 GiB", "1.5g", "17179869184", None]),
+        (command_having, "resources.slots", [0, 8]),
+        (command_having, "idle_timeout", ["1h30m", "0"]),
+        (command_having, "environment.image", ["x", {"cpu": "x"}, None]),
+    ],
+)  # fmt: skip
+def test_what_the_masters_types_hold_is_accepted(having_it, path, values):
+    for value in values:
+        having_it(path, value)
+
+
+def test_whole_numbers_reach_a_trial_as_ints(master):
+    """Also those that are written as floats, because the master's own reading keeps no difference."""
+    submit(master, config(hyperparameters={"decay": 0.5, "rate": 1.0}, max_restarts=2.0))
+    [trial] = master.trials.values()
+    assert json.dumps(trial.hparams) == '{"decay": 0.5, "rate": 1}'
+    assert type(trial.experiment.config["max_restarts"]) is int
+
+
+def test_a_command_may_say_its_memory_as_text_and_is_refused_like_an_experiment(master):
+    def launch(size) -> str:
+        body = {"config": {"entrypoint": ["true"], "resources": {"shm_size": size}}}
+        return call(master, "POST", "/api/v1/commands", body)["config"]["resources"]["shm_size"]
+
+    assert launch("16G") == "16G"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        launch("16 elephants")
+    assert caught.value.code == 400 and "resources.shm_size" in json.load(caught.value)["message"]
+
+
 # ---- rules
 
 
@@ -208,6 +363,7 @@ def test_what_an_exit_means(master, monkeypatch, exit_code, flags, state, outcom
     [
         ({"serching": 1}, "serching"),
         ({"resources": {"slots": 1}}, "<config>.resources"),
+        ({"resources": {"shm_size": "16G"}}, "<config>.resources.shm_size of type int"),
         ({"preemption_timeout": 60}, "preemption_timeout"),
         ({"checkpoint_storage": {"save_all": 1}}, "save_all"),
         ({"searcher": {"name": "single", "metric": "m"}}, "max_length"),
@@ -263,9 +419,10 @@ def test_garbage_collection_keeps_best_latest_and_registered(master):
     call(master, "POST", "/api/v1/models", {"name": "m"})
     call(master, "POST", "/api/v1/models/m/versions", {"checkpointUuid": trial.checkpoints[0].uuid, "modelName": "m"})
     act(master, "kill")
-    # 1 is registered, 2 has the best reward, 5 is the latest although never validated.
-    assert [checkpoint.steps for checkpoint in trial.checkpoints if checkpoint.state == "COMPLETED"] == [1, 2, 5]
-    assert len(list(master.checkpoint_directory.iterdir())) == 3
+    master.wait_until(lambda: trial.checkpoints[2].state == "DELETED")
+    # 1 is registered, 2 has the best reward, 4 is the latest that was validated and 5 the latest that was not.
+    assert [checkpoint.steps for checkpoint in trial.checkpoints if checkpoint.state == "COMPLETED"] == [1, 2, 4, 5]
+    assert len(list(master.checkpoint_directory.iterdir())) == 4
 
 
 def test_reports_of_another_run_and_repeated_keys_are_refused(master):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from recipe.chat import Chat
 from recipe.config import Config, Retention, Sampling
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, read_json, read_lines, write_json, write_lines
+from recipe.progress import Progress
 from recipe.retention_run import ITEMS, OUTPUTS, RUN, Item, Protocol
 from runs import ROOT
 
@@ -521,8 +523,9 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     plan = SimpleNamespace(run=tmp_path, retention_run=recorded, config=Config(retention=Retention(margin=1)))
     asked = []
     stage = SimpleNamespace(
-        name="retention", plan=plan, folder=tmp_path / "retention", times={}, completed=asked.append
-    )
+        name="retention", plan=plan, folder=tmp_path / "retention", times={}, completed=asked.append,
+        progress=partial(Progress, "retention"),
+    )  # fmt: skip
     done = retention.measure(stage)
     before = retention_run.load_run(recorded)
     assert read_lines(tmp_path / "retention" / OUTPUTS, "") == before.outputs

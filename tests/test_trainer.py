@@ -139,7 +139,7 @@ def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):
     chat = policy.agent_chat(checkpoint.load_tokenizer(plan.checkpoint))
     records = {
         decoder: evaluation.evaluate(
-            model, chat, plan.splits["test"], replace(plan.config.agent, decoder=decoder), plan.config.evaluation, decoder
+            model, chat, plan.splits["test"], replace(plan.config.agent, decoder=decoder), plan.config.evaluation
         )
         for decoder in ("native", "engine")
     }

@@ -56,7 +56,7 @@ def measure(shape: tuple, config: Config, protocol: Protocol, tokenizer, few: in
 
     def rollouts(model, split: str):
         def work(agent: Agent) -> int:
-            records = evaluate(model, chat, splits[split], agent, config.evaluation, split)
+            records = evaluate(model, chat, splits[split], agent, config.evaluation)
             return sum(record["outcome"]["tokens"] for record in records)
 
         return work

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import yaml
 
+from recipe.cluster import chart
 from recipe.errors import CheckFailed, Refused
 from recipe.files import read_json
 from recipe.plan import ROOT, Plan
-from recipe.stage import CLAIM, RESULT, completed
-from tools.records import Attempt, Registered, State, load_state
+from recipe.stage import CLAIM, RESULT, completed, describe, heading
+from tools.records import Attempt, Experiment, Registered, State, load_state
 from tools.remote import ENDED, Master, View
 
 CONFIGURATIONS = ROOT / "determined_configs"
@@ -245,14 +246,16 @@ class Chain:
 
     def _follow(self, name: str, number: int) -> View:
         """Wait for the end, showing how far it is. A pause is not an end."""
-        pause, shown = 0.5, ""
+        pause, shown, started = 0.5, "", False
         while (view := self._master.look(number)).state not in ENDED:
             if view.state != shown and view.state == "PAUSED":
                 self._say(
                     f"{name}: experiment {number} is paused; waiting until it is activated again "
                     f"(det experiment activate {number})"
                 )
-            shown = view.state
+            elif view.state != shown and started:  # lost its machine, or goes on
+                self._say(f"{name}: experiment {number} is {view.state.lower()} again{_reading(view)}")
+            shown, started = view.state, started or view.state == "RUNNING"
             self._progress(f"{name}: {shown}{_reading(view)}")
             self._sleep(pause)
             pause = min(pause * 1.3, 10.0)
@@ -268,7 +271,7 @@ class Chain:
             attempt.ended = self._master.record(number)
             self._save()
             self._master.annotate(number, self._notes(name))
-            self._say(f"{name}: complete{_outcome(read_json(run / name / RESULT, 'a result'))}")
+            self._say(f"{name}: complete{_outcome(read_json(run / name / RESULT, 'a result'), attempt.ended)}")
             return
         attempt.failure = problem
         self._save()
@@ -302,19 +305,14 @@ class Chain:
 
     def _notes(self, name: str) -> str:
         """What the experiment's page tells: where it stands in the run, and what came of it."""
-        lines = [
-            f"Stage **{name}** of {self._plan.kind} plan `{self._plan.id}`.",
-            "",
-            f"Run folder: `{self._plan.run}`",
-            "",
-        ]
+        lines = [heading(self._plan, name)]
         for stage in self._stages:
             attempts = self._state.attempts.get(stage) or [None]
             number = attempts[-1] and attempts[-1].experiment
             link = f"[experiment {number}]({self._master.page(number)})" if number else "not submitted"
             lines.append(f"- {stage}: {link}")
         if in_hand(self._plan.run, name) == "complete":
-            lines += ["", f"Complete{_outcome(read_json(self._plan.run / name / RESULT, 'a result'))}."]
+            lines += ["", describe(read_json(self._plan.run / name / RESULT, "a result"))]
         return "\n".join(lines)
 
     def _save(self) -> None:
@@ -324,14 +322,15 @@ class Chain:
 def _reading(view: View) -> str:
     """Steps and the numbers that say most while a stage runs."""
     shown = [f"step {view.steps}"] if view.steps else []
-    shown += [f"{name} {view.metrics[name]:.3g}" for name in ("reward", "strict_success") if name in view.metrics]
-    return ", ".join(["", *shown])
+    last = {name: view.metrics[chart(name)] for name in ("reward", "strict_success") if chart(name) in view.metrics}
+    return ", ".join(["", *shown, *(f"{name} {value:.3g}" for name, value in last.items())])
 
 
-def _outcome(result: dict) -> str:
-    """Time and gates; those that did not pass are named."""
-    gates = result["gates"]
+def _outcome(result: dict, experiment: Experiment) -> str:
+    """Time and gates; those that did not pass are named. A result knows the last run of an interrupted stage alone."""
+    gates, runs = result["gates"], len(experiment.segments)
     failed = [name for name, passed in gates.items() if not passed]
-    said = [f"gates passed: {len(gates) - len(failed)} of {len(gates)}"] if gates else []
+    said = [f"{result['seconds']['total']:.0f} s" + (f" in the last of {runs} runs" if runs > 1 else "")]
+    said += [f"gates passed: {len(gates) - len(failed)} of {len(gates)}"] if gates else []
     said += [f"FAILED: {', '.join(failed)}"] if failed else []
-    return "".join(f", {part}" for part in [f"{result['seconds']['total']:.0f} s", *said])
+    return "".join(f", {part}" for part in said)

@@ -26,7 +26,7 @@ from recipe import config
 from recipe.errors import Refused
 from recipe.files import read_json, tree_digests
 from recipe.plan import Plan, load, prepare
-from recipe.stage import RESULT, completed, guarded
+from recipe.stage import RESULT, completed, guarded, shown
 from tools import chain, local, manifest, remote
 from tools.records import STATE, load_state
 
@@ -51,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
         return local.run(plan_file, tuple(STAGES), given.resume)
     plan = load(plan_file)
     with chain.alone(plan.run):
-        chain.Chain(plan, tuple(STAGES), remote.connect(), given.resume, given.register, _say, _progress).run()
+        chain.Chain(plan, tuple(STAGES), remote.connect(say=_say), given.resume, given.register, _say, _progress).run()
         _say(f"manifest: {manifest.write(plan, tuple(STAGES))}")
     _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
@@ -104,9 +104,9 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
         attempts = state.attempts.get(name) if state else None
         attempt = attempts[-1] if attempts else None
         disk = chain.in_hand(plan.run, name)
-        shown = "not started" if disk == "nothing" else disk
+        word = "not started" if disk == "nothing" else disk
         if attempt and attempt.failure:
-            shown = "failed"
+            word = "failed"
         elif attempt and attempt.experiment and attempt.ended is None:
             if master is None and refusal is None:
                 try:
@@ -114,18 +114,14 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
                 except Refused as error:
                     refusal = error
                     print(f"as last seen: {refusal}", file=sys.stderr)
-            shown = master.look(attempt.experiment).state.lower() if master else "submitted"
+            word = master.look(attempt.experiment).state.lower() if master else "submitted"
         number = str(attempt.experiment or "") if attempt else ""
         if disk in ("complete", "failed"):
             result = read_json(plan.run / name / RESULT, "a result")
             value = result["metrics"].get(key, "")
-            yield name, number, shown, f"{result['seconds']['total']:.0f} s", f"{key} {_number(value)}".strip()
+            yield name, number, word, f"{result['seconds']['total']:.0f} s", f"{key} {shown(value)}".strip()
         else:
-            yield name, number, shown, "", ""
-
-
-def _number(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+            yield name, number, word, "", ""
 
 
 def fetch(folder: Path, target: Path) -> None:
@@ -157,10 +153,10 @@ def fetch(folder: Path, target: Path) -> None:
 
 def verify(folder: Path, replayed: bool) -> None:
     """Prove the manifest again; what this machine cannot check is said."""
-    open_points = list(manifest.verify(folder, tuple(STAGES), remote.connect, replayed))
-    for line in open_points:
-        print(f"not checked: {line}")
-    print(f"{folder / manifest.NAME} holds" + (", as far as it was checked" if open_points else ""))
+    lines = list(manifest.verify(folder, tuple(STAGES), remote.connect, replayed))
+    print(*lines, sep="\n", end="\n" if lines else "")
+    whole = not any(line.startswith(manifest.UNCHECKED) for line in lines)
+    print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
 
 
 _open_line = False  # a progress line stands on the terminal

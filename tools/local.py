@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recipe.errors import Refused
 from recipe.plan import ROOT, Plan, load
+from recipe.progress import BARS
 from recipe.stage import RESULT, completed
 from tools import manifest
 from tools.chain import RESUMABLE, in_hand, set_aside
@@ -50,16 +51,27 @@ def _process(plan: Plan, plan_path: Path, name: str) -> int:
     command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan_path)]
     start = time.time()
     print(f"{name} ...", flush=True)
+    bars = {BARS: "1"} if sys.stderr.isatty() else {}
     with open(log, "ab") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **bars}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        line = b""
         while chunk := os.read(process.stdout.fileno(), 1 << 16):  # not by line: progress bars end in \r
-            file.write(chunk)
             sys.stderr.buffer.write(chunk)
             sys.stderr.flush()
+            *whole, line = (line + chunk).split(b"\n")
+            file.writelines(_last_shown(one) + b"\n" for one in whole)
+        file.write(_last_shown(line))
         code = process.wait()
     if code == 0:
         print(f"{name}: done in {time.time() - start:.0f} s", flush=True)
     return code
+
+
+def _last_shown(line: bytes) -> bytes:
+    """What a terminal shows of a line in the end: a bar is drawn over its earlier states."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _log(plan: Plan, name: str) -> Path:

@@ -13,7 +13,7 @@ it again from the disk, compares field by field, then asks the cluster for its s
 import calendar
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from recipe import replay, report
@@ -26,7 +26,7 @@ from tools.records import Experiment, Registered, State, load_state, parse
 from tools.remote import Master
 
 NAME = "manifest.json"
-LAYOUT = 1
+LAYOUT = 2
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD = "urn:german-tool-rl:chain:1"
 CLOCK = 1.0  # seconds: stages note whole ones
@@ -268,9 +268,14 @@ def _summary(plan: Plan, results: dict[str, dict]) -> dict:
 
 # ---- proving it again
 
+UNCHECKED = "not checked: "
+
 
 def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], replayed: bool) -> Iterator[str]:
-    """Hold the manifest against the run folder and the cluster; yields a line for each thing that it could not check.
+    """Hold the manifest against the run folder and the cluster.
+
+    Yields a line for each thing that it could not check (beginning with :data:`UNCHECKED`) or that has changed since
+    as it may.
 
     Args:
         ask: logs in to the master at a recorded address, or raises :class:`Refused`.
@@ -299,11 +304,11 @@ def _inputs(plan: Plan) -> Iterator[str]:
     """What the plan froze and keeps elsewhere, where this machine has it."""
     frozen, recorded = plan.document["checkpoint"], plan.document["retention_run"]
     if not plan.checkpoint.is_dir():
-        yield f"the starting checkpoint: {plan.checkpoint} is not on this machine"
+        yield f"{UNCHECKED}the starting checkpoint: {plan.checkpoint} is not on this machine"
     elif identity(plan.checkpoint)["digest"] != frozen["digest"]:
         raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
     if not plan.retention_run.is_dir():
-        yield f"the recorded retention run: {plan.retention_run} is not on this machine"
+        yield f"{UNCHECKED}the recorded retention run: {plan.retention_run} is not on this machine"
     elif tree_digests(plan.retention_run) != recorded["files"]:
         raise CheckFailed(f"the retention run {plan.retention_run} is not the one that the plan froze")
 
@@ -335,24 +340,45 @@ def _on_cluster(recorded: Statement, state: State | None, ask: Callable[[str], M
     stages = [stage for stage in recorded.predicate.recipe_stages if stage.experiment is not None]
     for stage in recorded.predicate.recipe_stages:
         if stage.experiment is None:
-            yield f"stage {stage.name} on a cluster: it was not run by an experiment of the driver"
+            yield f"{UNCHECKED}stage {stage.name} on a cluster: it was not run by an experiment of the driver"
     if not stages:
         return
     try:
         master = ask(state.cluster.address)
     except Refused as refusal:
-        yield f"the cluster's side of {len(stages)} experiments: {refusal}"
+        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {refusal}"
         return
     if master.cluster.id != state.cluster.id:
-        yield f"the cluster's side of {len(stages)} experiments: {master.cluster.address} is another cluster"
+        where = f"{master.cluster.address} is another cluster"
+        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {where}"
         return
+    registered = state.registered and state.registered.checkpoint
     for stage in stages:
         wanted, where = stage.experiment, f"{NAME}: stage {stage.name}"
         if master.look(wanted.id).state == "DELETED":
             raise CheckFailed(f"{where}: experiment {wanted.id} is not on {master.cluster.address}")
-        for line in differences(asdict(wanted), asdict(master.record(wanted.id)), f"{where}: experiment"):
+        found = master.record(wanted.id)
+        now = replace(found, asked=wanted.asked, checkpoints=wanted.checkpoints)
+        for line in differences(asdict(wanted), asdict(now), f"{where}: experiment"):
             raise CheckFailed(line.replace("the run says", "the cluster says"))
-        if wanted.checkpoints and master.stored(wanted.checkpoints[-1].uuid) is None:
+        yield from _checkpoints(wanted, found, registered, f"{where}: experiment {wanted.id}")
+
+
+def _checkpoints(wanted: Experiment, found: Experiment, registered: str | None, where: str) -> Iterator[str]:
+    """The recorded checkpoints are there still, or were collected by the rule that the master had."""
+    kept = wanted.policy.kept(wanted.checkpoints) | {registered}
+    there = {checkpoint.uuid: checkpoint for checkpoint in found.checkpoints if checkpoint.state == "COMPLETED"}
+    for uuid in sorted(there.keys() - {checkpoint.uuid for checkpoint in wanted.checkpoints}):
+        raise CheckFailed(f"{where} has checkpoint {uuid} on the cluster, which is not recorded")
+    gone = [checkpoint for checkpoint in wanted.checkpoints if checkpoint.uuid not in there]
+    for checkpoint in wanted.checkpoints:
+        if checkpoint in gone and checkpoint.uuid in kept:
             raise CheckFailed(
-                f"{where}: checkpoint {wanted.checkpoints[-1].uuid} is no longer in the cluster's storage"
+                f"{where}: checkpoint {checkpoint.uuid} of step {checkpoint.steps} is no longer in the cluster's "
+                "storage, though its policy keeps it"
             )
+        if checkpoint not in gone and there[checkpoint.uuid] != checkpoint:
+            raise CheckFailed(f"{where}: checkpoint {checkpoint.uuid} is {checkpoint}, the cluster says otherwise")
+    if gone:
+        steps = ", ".join(str(checkpoint.steps) for checkpoint in gone)
+        yield f"collected since by the cluster's policy: experiment {wanted.id}, checkpoints of step {steps}"

@@ -13,7 +13,7 @@ from recipe.errors import Refused
 from recipe.files import read_json, write_json
 
 STATE = "driver.json"
-LAYOUT = 1
+LAYOUT = 2
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,42 @@ class Segment:
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint in the cluster's storage. The master may delete all but the last of an experiment."""
+    """A checkpoint in the cluster's storage, as the master lists it."""
 
     uuid: str
     steps: int
+    state: str
+    validated: bool  # whether the trial reported a validation at these very steps
+    metric: float | None  # the searcher's, in that validation
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How many checkpoints the master's garbage collection keeps once an experiment has ended."""
+
+    save_experiment_best: int
+    save_trial_best: int
+    save_trial_latest: int
+    smaller_is_better: bool
+
+    def kept(self, stored: list[Stored]) -> set[str]:
+        """Uuids of an experiment's checkpoints that it protects; a registered one is protected as well.
+
+        The best by the searcher's metric, and the latest both of those that were validated and of those that were not:
+        the rule of the masters 0.35.0 and 0.38.1, for an experiment of one trial.
+        """
+        measured = [checkpoint for checkpoint in stored if checkpoint.metric is not None]
+        measured.sort(key=lambda one: (one.metric if self.smaller_is_better else -one.metric, one.steps))
+        kept = measured[: max(self.save_experiment_best, self.save_trial_best)]
+        for validated in (True, False):
+            alike = [checkpoint for checkpoint in stored if checkpoint.validated == validated]
+            kept += sorted(alike, key=lambda one: -one.steps)[: self.save_trial_latest]
+        return {checkpoint.uuid for checkpoint in kept}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment that has ended, as the master tells it."""
+    """An experiment that has ended, as the master told it at the time ``asked`` (UTC)."""
 
     id: int
     trial: int
@@ -47,7 +74,9 @@ class Experiment:
     finished: str | None
     configuration: dict  # as it was submitted
     segments: list[Segment]
-    checkpoints: list[Stored]  # by steps
+    checkpoints: list[Stored]  # by steps; garbage collection, a task of its own, may not have run yet
+    policy: Policy
+    asked: str
 
 
 @dataclass(frozen=True)

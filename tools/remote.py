@@ -11,11 +11,13 @@ import getpass
 import io
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ import yaml
 
 from recipe.errors import Refused
 from recipe.files import write_bytes, write_lines
-from tools.records import Cluster, Experiment, Registered, Segment, Stored
+from tools.records import Cluster, Experiment, Policy, Registered, Segment, Stored
 
 ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 PATIENCE = 600.0  # seconds that a master may be away while an experiment is followed
+HICCUP = 5.0  # seconds of it that nobody needs to hear of
 NO_LOGIN = "no valid login at {}; run `det user login USER`, or set DET_USER and DET_PASS"
 
 
@@ -68,8 +71,10 @@ def _plainly(address: str) -> Iterator[None]:
         raise Refused(f"the master at {address} answers: {_first_line(error)}") from None
 
 
-def connect(recorded: str | None = None) -> "Master":
+def connect(recorded: str | None = None, say: Callable[[str], None] = partial(print, file=sys.stderr)) -> "Master":
     """Log in by Determined's own means: DET_MASTER (else the ``recorded`` address), the user's cached login, DET_USER.
+
+    ``say`` shows a line to the user, when the master is waited for.
 
     Raises:
         Refused: no such package, no master, or no valid login.
@@ -87,14 +92,16 @@ def connect(recorded: str | None = None) -> "Master":
     with _without_prompt(address), _plainly(address):
         client = Determined(master=address)
         about = client._session.get("info").json()
-        return Master(client, Cluster(about["cluster_id"], address, about["version"], determined.__version__))
+        return Master(client, Cluster(about["cluster_id"], address, about["version"], determined.__version__), say)
 
 
 class Master:
     """A logged-in master. Questions are asked again while it does not answer; a submission never is."""
 
-    def __init__(self, client, cluster: Cluster, sleep: Callable[[float], None] = time.sleep):
-        self._client, self._session, self._sleep = client, client._session, sleep
+    def __init__(
+        self, client, cluster: Cluster, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    ):
+        self._client, self._session, self._say, self._sleep = client, client._session, say, sleep
         self.cluster = cluster
 
     def page(self, experiment: int) -> str:
@@ -166,7 +173,7 @@ class Master:
         return View(_state(found), trial.totalBatchesProcessed, last)
 
     def record(self, experiment: int) -> Experiment:
-        """The facts of an experiment that has ended; asked again they are the same."""
+        """The facts of an experiment that has ended; asked again they are the same, but for collected checkpoints."""
         from determined.common.api import bindings
         from determined.experimental.client import CheckpointSortBy, OrderBy
 
@@ -175,7 +182,10 @@ class Master:
         trial = self._trial(experiment)
         if trial is None:
             raise Refused(f"experiment {experiment} has no trial")
-        stored = self._asked(lambda: found.list_checkpoints(CheckpointSortBy.BATCH_NUMBER, OrderBy.ASCENDING))
+        listed = self._asked(lambda: found.list_checkpoints(CheckpointSortBy.BATCH_NUMBER, OrderBy.ASCENDING))
+        storage, searcher = answer.config["checkpoint_storage"], answer.config["searcher"]
+        validations = {report.steps_completed: report.metrics for report in self._reports(trial.id, "validation")}
+        stored = [_stored(checkpoint, validations, searcher["metric"]) for checkpoint in listed]
         return Experiment(
             id=experiment,
             trial=trial.id,
@@ -185,10 +195,12 @@ class Master:
             finished=answer.endTime,
             configuration=yaml.safe_load(answer.originalConfig),
             segments=self._segments(trial),
-            checkpoints=sorted(
-                (Stored(checkpoint.uuid, int(checkpoint.metadata["steps_completed"])) for checkpoint in stored),
-                key=lambda checkpoint: (checkpoint.steps, checkpoint.uuid),
+            checkpoints=sorted(stored, key=lambda checkpoint: (checkpoint.steps, checkpoint.uuid)),
+            policy=Policy(
+                **{rule: storage[rule] for rule in ("save_experiment_best", "save_trial_best", "save_trial_latest")},
+                smaller_is_better=searcher["smaller_is_better"],
             ),
+            asked=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
 
     def stored(self, uuid: str) -> dict | None:
@@ -218,7 +230,7 @@ class Master:
         names = {"avg_metrics": "training", "validation_metrics": "validation"}
         reports = []
         for group in sorted(names.get(key, key) for key in summary.summaryMetrics or {}):
-            for report in self._asked(lambda group=group: list(trial.iter_metrics(group))):
+            for report in self._reports(summary.id, group):
                 place = {"group": group, "run": report.trial_run_id, "steps": report.steps_completed}
                 reports.append({**place, "metrics": report.metrics})
         write_lines(metrics, reports)
@@ -261,7 +273,7 @@ class Master:
         task = self._asked(lambda: bindings.get_GetTask(self._session, taskId=trial.taskId).task)
         allocations = sorted(task.allocations, key=lambda allocation: int(allocation.allocationId.rpartition(".")[2]))
         steps: dict[int, list[int]] = {}
-        for report in self._asked(lambda: list(self._client.get_trial(trial.id).iter_metrics("training"))):
+        for report in self._reports(trial.id, "training"):
             steps.setdefault(report.trial_run_id, []).append(report.steps_completed)
         return [
             Segment(
@@ -274,6 +286,9 @@ class Master:
             for run, allocation in enumerate(allocations, 1)
         ]
 
+    def _reports(self, trial: int, group: str) -> list:
+        return self._asked(lambda: list(self._client.get_trial(trial).iter_metrics(group)))
+
     def _asked(self, question: Callable[[], Any]) -> Any:
         """The answer to a question that changes nothing; asked again while the master is away or restarts."""
         from determined.common.api import errors
@@ -281,7 +296,10 @@ class Master:
         waited, pause = 0.0, 1.0
         while True:
             try:
-                return question()
+                answer = question()
+                if waited > HICCUP:
+                    self._say(f"{self.cluster.address} answers again")
+                return answer
             except errors.NotFoundException:
                 raise
             except (errors.MasterNotFoundException, errors.APIException) as error:
@@ -292,12 +310,21 @@ class Master:
             except errors.BadRequestException:
                 with _plainly(self.cluster.address):
                     raise
+            if waited <= HICCUP < waited + pause:
+                self._say(f"{self.cluster.address} does not answer; asking again for {PATIENCE / 60:.0f} minutes")
             self._sleep(pause)
             waited, pause = waited + pause, min(pause * 2, 30.0)
 
 
 def _state(experiment) -> str:
     return experiment.state.name
+
+
+def _stored(checkpoint, validations: dict[int, dict], metric: str) -> Stored:
+    steps = int(checkpoint.metadata["steps_completed"])
+    value = validations.get(steps, {}).get(metric)
+    measured = float(value) if isinstance(value, int | float) else None
+    return Stored(checkpoint.uuid, steps, checkpoint.state.name, steps in validations, measured)
 
 
 def _plan_of(configuration: dict | None) -> str | None:

@@ -25,8 +25,7 @@ What it does not imitate:
 * searcher operations, early exits, alerts, run metadata, heartbeats; whatever else the tests of
   this package do not ask for is answered with 404;
 * the tensorboard directory in the checkpoint storage is left alone by checkpoint removal;
-* persistence: the state dies with the server. Removal of checkpoints happens at once, where the
-  master starts a task for it.
+* persistence: the state dies with the server.
 """
 
 from .double import MasterDouble

@@ -43,6 +43,7 @@ class MasterDouble:
         users: names and passwords.
         resource_pools: the pools a configuration must name; None accepts any, even none.
         preemption_timeout: seconds until a container that ignores the signal is killed.
+        collection_delay: seconds from an experiment's end to the collection of its checkpoints.
         isolation: "namespace", "shim" or "auto", see `container.py`.
         directory: where everything is kept; a temporary directory without it.
     """
@@ -60,6 +61,7 @@ class MasterDouble:
         users: Mapping[str, str] | None = None,
         resource_pools: Sequence[str] | None = None,
         preemption_timeout: float = 3600.0,
+        collection_delay: float = 0.5,
         isolation: str = "auto",
         directory: str | Path | None = None,
     ) -> None:
@@ -85,7 +87,7 @@ class MasterDouble:
             for project in projects:
                 self.world.add_project(workspace, project)
 
-        self.rules = Rules(self.world, preemption_timeout)
+        self.rules = Rules(self.world, preemption_timeout, collection_delay)
         self.agent = Agent(
             self.world,
             self.directory / "containers",

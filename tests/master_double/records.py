@@ -137,7 +137,7 @@ class Trial:
     metrics: list[MetricsReport] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     progress: float | None = None
-    retries_canceled_by: str | None = None
+    retries_canceled_by: tuple[str, str] | None = None  # the line and the pattern
 
     @property
     def live_metrics(self) -> list[MetricsReport]:

@@ -63,7 +63,11 @@ def latest(trial: Trial, world: World) -> Checkpoint | None:
 
 
 def collect_garbage(experiment: Experiment, world: World) -> None:
-    """Deletes what no `save_*` rule protects; registered and warm-start checkpoints are spared."""
+    """Deletes what no `save_*` rule protects; registered and warm-start checkpoints are spared.
+
+    "Latest" is ranked twice, as the master's query does: among the checkpoints at whose steps the trial reported a
+    validation, and among the others.
+    """
     rules = experiment.config["checkpoint_storage"]
     smaller = experiment.searcher["smaller_is_better"]
     kept = set(world.registered())
@@ -75,7 +79,9 @@ def collect_garbage(experiment: Experiment, world: World) -> None:
         measured = [c for c in ranked(alive, smaller) if searcher_value(c) is not None]
         by_step = sorted(alive, key=lambda c: c.steps, reverse=True)
         kept.update(c.uuid for c in measured[: rules["save_trial_best"]])
-        kept.update(c.uuid for c in by_step[: rules["save_trial_latest"]])
+        for validated in (True, False):
+            alike = [c for c in by_step if (validation(c) is not None) == validated]
+            kept.update(c.uuid for c in alike[: rules["save_trial_latest"]])
         everything += alive
     measured = [c for c in ranked(everything, smaller) if searcher_value(c) is not None]
     kept.update(c.uuid for c in measured[: rules["save_experiment_best"]])

@@ -136,9 +136,7 @@ def report_progress(master: MasterDouble, request: Request, trial_id: int) -> Js
         # The 0.35 route takes a bare number of the searcher's units, and nothing else.
         if not isinstance(body, int | float):
             raise ApiError(400, "progress must be a number")
-        length = trial.experiment.searcher["max_length"]
-        units = next(iter(length.values())) if isinstance(length, dict) else length
-        trial.progress = min(1.0, body / max(1, units))
+        trial.progress = min(1.0, body / max(1, _max_length(trial)))
     else:
         if not isinstance(body, dict):
             raise ApiError(400, "progress must be an object")
@@ -147,6 +145,19 @@ def report_progress(master: MasterDouble, request: Request, trial_id: int) -> Js
 
 
 # ---- the searcher
+
+
+@routes.on("GET", f"{TRIAL}/searcher/operation")
+def searcher_operation(master: MasterDouble, request: Request, trial_id: int) -> Json:
+    """The one operation of `single`, which is never completed here: 0.38 has no such route."""
+    if not master.legacy:
+        raise ApiError(404, "not found")
+    return {"completed": False, "op": {"validateAfter": {"length": str(_max_length(_trial(master, trial_id)))}}}
+
+
+def _max_length(trial: Trial) -> int:
+    length = trial.experiment.searcher["max_length"]
+    return next(iter(length.values())) if isinstance(length, dict) else length
 
 
 # ---- checkpoints

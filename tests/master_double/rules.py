@@ -29,6 +29,7 @@ from .records import (
     Allocation,
     Command,
     Experiment,
+    LogLine,
     Task,
     Trial,
     World,
@@ -42,9 +43,10 @@ class Conflict(Exception):
 
 
 class Rules:
-    def __init__(self, world: World, preemption_timeout: float) -> None:
+    def __init__(self, world: World, preemption_timeout: float, collection_delay: float) -> None:
         self.agent: Agent
         self.preemption_timeout = preemption_timeout
+        self.collection_delay = collection_delay
         self._world = world
 
     # ---- experiments: what users ask for
@@ -159,7 +161,7 @@ class Rules:
             for policy in trial.experiment.config["log_policies"]:
                 canceling = policy["action"]["type"] == "cancel_retries"
                 if canceling and re.search(policy["pattern"], text):
-                    trial.retries_canceled_by = policy["pattern"]
+                    trial.retries_canceled_by = trial.retries_canceled_by or (text, policy["pattern"])
 
     def _trial_exited(self, trial: Trial, allocation: Allocation) -> None:
         finished = error = False
@@ -174,6 +176,8 @@ class Rules:
         elif error:
             trial.restarts += 1
             allowed = trial.experiment.config["max_restarts"]
+            if trial.retries_canceled_by is not None:
+                self._tell_why(trial, allocation)
             if trial.retries_canceled_by is not None or trial.restarts > allowed:
                 self._finish_trial(trial, "ERROR")
             else:
@@ -183,6 +187,13 @@ class Rules:
         else:
             self._maybe_allocate(trial)
 
+    def _tell_why(self, trial: Trial, allocation: Allocation) -> None:
+        """The master's own two lines, in which the one that matched stands once more."""
+        text, pattern = map(json.dumps, trial.retries_canceled_by)
+        logs = trial.task.logs
+        for line in ("trial failed and matched logs to a don't retry policy", f"(log {text} matched regex {pattern})"):
+            logs.append(LogLine(len(logs) + 1, now(), "", line, allocation.id, allocation.container_id))
+
     def _finish_trial(self, trial: Trial, state: str) -> None:
         experiment = trial.experiment
         trial.state = state
@@ -190,8 +201,15 @@ class Rules:
         # A stop asked for by the user decides the experiment's state, whatever its trial did.
         experiment.state = STOPPING_TO_TERMINAL.get(experiment.state, state)
         experiment.end_time = trial.end_time
-        collect_garbage(experiment, self._world)
+        timer = threading.Timer(self.collection_delay, self._collect, (experiment,))
+        timer.daemon = True
+        timer.start()
         self._world.changed.notify_all()
+
+    def _collect(self, experiment: Experiment) -> None:
+        with self._world.changed:
+            collect_garbage(experiment, self._world)
+            self._world.changed.notify_all()
 
     # ---- commands
 

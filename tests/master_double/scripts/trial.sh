@@ -8,5 +8,6 @@ flock "$1" "$DET_PYTHON_EXECUTABLE" -m determined.exec.prep_container \
     --download_context_directory --resources --proxy
 set -x
 test -f startup-hook.sh && source startup-hook.sh
+set +x
 "$DET_PYTHON_EXECUTABLE" -m determined.exec.prep_container --rendezvous
 exec "$DET_PYTHON_EXECUTABLE" -m determined.exec.launch

@@ -1,0 +1,88 @@
+"""Progress: bars where somebody looks, lines where somebody reads."""
+
+import sys
+
+import pytest
+
+from recipe import progress as module
+from recipe.cluster import chart
+from recipe.evidence import FIRST
+from recipe.progress import Progress
+
+
+class Clock:
+    def __init__(self):
+        self.time = 100.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    monkeypatch.setattr(module, "time", clock := Clock())
+    monkeypatch.delenv(module.BARS, raising=False)
+    return clock
+
+
+def test_a_log_gets_a_plain_line_every_few_seconds_and_a_last_one(clock, capsys):
+    told = []
+    with Progress("grpo", 32, "step", share=told.append) as progress:
+        for step in range(32):
+            clock.time += 2.0
+            progress.update(reward=f"{step / 32:.2f}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "grpo: 5 of 32 steps in 0:10, about 0:54 left, reward 0.12"
+    assert lines[-1] == "grpo: 32 of 32 steps in 1:04, reward 0.97"
+    assert len(lines) == 7 and told == [count / 32 for count in (5, 10, 15, 20, 25, 30, 32)]
+    assert not [line for line in lines if "\r" in line]
+
+
+def test_what_an_earlier_run_did_does_not_make_this_one_look_fast(clock, capsys):
+    progress = Progress("grpo", 32, "step", done=16)
+    clock.time += 3600.0
+    progress.update(8)
+    progress.close()
+    assert capsys.readouterr().err.splitlines()[0] == "grpo: 24 of 32 steps in 1:00:00, about 1:00:00 left"
+
+
+def test_without_an_end_it_counts(clock, capsys):
+    with Progress("replay", None, "rollout") as progress:
+        progress.update(3)
+    assert capsys.readouterr().err == "replay: 3 rollouts in 0:00\n"
+
+
+def test_nothing_done_and_nothing_to_tell_say_nothing(clock, capsys):
+    told = []
+    with Progress("grpo", 32, "step", share=told.append):
+        pass
+    with Progress("grpo", 32, "step", share=told.append, shown=False) as silent:
+        clock.time += 100.0
+        silent.update(32)
+    assert capsys.readouterr().err == "" and told == []
+
+
+def test_on_a_terminal_it_is_a_bar(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    told = []
+    with Progress("grpo", 32, "step", share=told.append) as progress:
+        clock.time += 20.0
+        progress.update(16, reward="0.5")
+    shown = capsys.readouterr().err
+    assert "grpo:  50%" in shown and "reward=0.5" in shown and "16 of 32" not in shown
+    assert told == [0.5, 0.5]  # the cluster hears all the same
+
+
+def test_a_driver_can_ask_for_bars(clock, monkeypatch, capsys):
+    monkeypatch.setenv(module.BARS, "1")
+    with Progress("merge", 3, "part") as progress:
+        progress.update(3)
+    assert "100%" in capsys.readouterr().err
+
+
+def test_charts_come_in_the_order_in_which_they_are_looked_at():
+    names = ["adapter_changed", "entropy", "grad_norm", "kl", "loss", "reward", "strict_success", "tokens", *FIRST]
+    shown = sorted({chart(name) for name in names})  # as the web interface sorts: by code units
+    assert [name.partition("_")[2] for name in shown[: len(FIRST)]] == list(FIRST)
+    assert shown[0] == "01_strict_success" and shown[1] == "02_reward" and shown[-1] == "tokens"
+    assert len({chart(name) for name in FIRST}) == len(FIRST)
