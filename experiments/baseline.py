@@ -3,7 +3,9 @@
     python -m experiments.baseline --plan runs/my-pilot/plan.json
 """
 
-from recipe.stage import Done, Stage, main
+from recipe.run.entrypoint import main
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 
 def run(stage: Stage) -> Done:

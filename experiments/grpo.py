@@ -4,7 +4,9 @@
     torchrun --nproc-per-node 2 -m experiments.grpo --plan runs/my-pilot/plan.json    # over two GPUs
 """
 
-from recipe.stage import Done, Stage, main
+from recipe.run.entrypoint import main
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 
 def run(stage: Stage) -> Done | None:
@@ -14,4 +16,4 @@ def run(stage: Stage) -> Done | None:
 
 
 if __name__ == "__main__":
-    main("grpo", __doc__, run, resumable=True, spread=lambda config: config.grpo.batch_size)
+    main("grpo", __doc__, run)

@@ -3,7 +3,9 @@
     python -m experiments.preflight --plan runs/my-pilot/plan.json
 """
 
-from recipe.stage import Done, Stage, main
+from recipe.run.entrypoint import main
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 
 def run(stage: Stage) -> Done:
@@ -13,4 +15,4 @@ def run(stage: Stage) -> Done:
 
 
 if __name__ == "__main__":
-    main("preflight", __doc__, run, model=False)
+    main("preflight", __doc__, run)

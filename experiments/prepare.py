@@ -10,9 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe import config, plan
-from recipe.cluster import Site
-from recipe.stage import Flags
+from recipe import config
+from recipe.run import plan
+from recipe.run.cluster import Runtime
+from recipe.run.entrypoint import Flags
 
 
 def main() -> int:
@@ -25,9 +26,9 @@ def main() -> int:
     return parser.run(freeze)
 
 
-def freeze(given: argparse.Namespace, site: Site) -> dict:
+def freeze(given: argparse.Namespace, runtime: Runtime) -> dict:
     settings = config.resolve(config.read(given.config))
-    repeated = site.owner is not None
+    repeated = runtime.owner is not None
     frozen = plan.prepare(given.model, given.retention_run, settings, given.output, given.repository, repeated)
     print(f"{frozen.kind} plan {frozen.id[:16]} frozen in {frozen.run / 'plan.json'}")
     return {"frozen": True}

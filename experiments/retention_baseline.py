@@ -7,9 +7,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe import checkpoint, config, retention_run
-from recipe.cluster import Site
-from recipe.stage import Flags
+from recipe import config
+from recipe.mgsm import record as retention_run
+from recipe.policy import checkpoint
+from recipe.run.cluster import Runtime
+from recipe.run.entrypoint import Flags
 
 
 def main() -> int:
@@ -23,9 +25,9 @@ def main() -> int:
     return parser.run(record)
 
 
-def record(given: argparse.Namespace, site: Site) -> dict:
+def record(given: argparse.Namespace, runtime: Runtime) -> dict:
     protocol = retention_run.resolve_protocol(config.read(given.protocol) or {})
-    if site.owner and given.output.exists() and _asked_for(given, protocol):
+    if runtime.owner and given.output.exists() and _asked_for(given, protocol):
         run = retention_run.load_run(given.output)  # a lost machine made the cluster record again
     else:
         run = retention_run.record_run(

@@ -11,7 +11,6 @@ from typing import get_args
 
 from recipe.errors import Refused
 
-
 PRECISIONS = ("bfloat16", "float32")
 
 
@@ -26,7 +25,7 @@ def one_of(*choices: str):
 
 
 def decoder_choice():
-    """What speaks. ``engine``: :mod:`recipe.engine`, one captured graph a token on a GPU; ``native``: the forward
+    """What speaks. ``engine``: :mod:`recipe.policy.engine.decoder`, one captured graph a token on a GPU; ``native``: the forward
     passes of transformers, and in training TRL's ``generate``: the reference, and what a CPU is faster with."""
     return one_of("engine", "native")
 

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recipe import checkpoint, evidence
-from recipe.chat import Chat
 from recipe.config import Agent, Evaluation
-from recipe.decoding import RandomStream
 from recipe.files import write_lines
-from recipe.policy import agent_chat, decoder, rollout_context
+from recipe.orders.tasks import Task
+from recipe.policy import agent_chat, checkpoint, make_decoder, rollout_context
+from recipe.policy.chat import Chat
+from recipe.policy.decoding import RandomStream
 from recipe.rollout import Rollout, dialogue
-from recipe.stage import Done, Stage
-from recipe.tasks import Task
+from recipe.run import evidence
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 
 def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
@@ -29,7 +30,7 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     settings = plan.config.evaluation
     with stage.progress(len(plan.splits["test"]) * settings.samples_per_task, "rollout") as progress:
         records = evaluate(model, chat, plan.splits["test"], plan.config.agent, settings, progress.update)
-    stage.times["generation"] = time.perf_counter() - start
+    stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, records)
     return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
 
@@ -54,8 +55,8 @@ def evaluate(
     """
     wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
     rows, context = min(evaluation.batch_size, len(wanted)), rollout_context(chat, agent, tasks)
-    speaker = decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
-    rollouts = speaker.serve(
+    decoder = make_decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
+    rollouts = decoder.serve(
         (
             dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))
             for task, number in wanted

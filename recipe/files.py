@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipe.errors import Refused
-
 _CHUNK = 1 << 20
 
 
@@ -35,7 +33,7 @@ def file_digest(path: Path) -> str:
 
 
 def tree_digests(root: Path) -> dict[str, str]:
-    """``{relative POSIX path: SHA-256}`` of every file below ``root``, hashed in parallel."""
+    """``{relative POSIX path: SHA-256}`` of every file below ``root``, hashed in processes."""
     paths = sorted(path for path in Path(root).rglob("*") if path.is_file())
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL: one thread a core reads a checkpoint
         digests = list(pool.map(file_digest, paths))
@@ -80,24 +78,3 @@ def write_json(path: Path, value) -> None:
 def write_lines(path: Path, values) -> None:
     """Write one canonical JSON document a line."""
     write_bytes(path, b"".join(canonical(value) for value in values))
-
-
-def read_json(path: Path, what: str):
-    """Read a JSON file that the user or an earlier stage made; ``what`` names it in the refusal."""
-    try:
-        return json.loads(Path(path).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise Refused(f"{what} is missing: {path}") from None
-    except (ValueError, IsADirectoryError, RecursionError) as error:
-        raise Refused(f"{what} is not readable JSON: {path} ({error})") from None
-
-
-def read_lines(path: Path, what: str) -> list:
-    """Read a file of one JSON document a line."""
-    try:
-        # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
-        return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-    except (FileNotFoundError, NotADirectoryError):
-        raise Refused(f"{what} is missing: {path}") from None
-    except (ValueError, IsADirectoryError, RecursionError) as error:
-        raise Refused(f"{what} is not readable as JSON lines: {path} ({error})") from None

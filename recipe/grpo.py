@@ -9,9 +9,9 @@ The stage writes::
     grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
     grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
     grpo/adapter/                    the LoRA adapter after the last step
-    grpo/trainer/                    while it runs: what a paused run goes on from (recipe.resume)
+    grpo/trainer/                    while it runs: what a paused run goes on from (recipe.training.checkpoints)
 
-Over several GPUs (:mod:`recipe.parallel`) each process samples and learns from its rows of the batch, and gradients
+Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and gradients
 are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over processes.
 
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
@@ -27,14 +27,18 @@ from peft import LoraConfig, get_peft_model_state_dict
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
-from recipe import checkpoint, evaluation, evidence, parallel, resume
+from recipe import evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
-from recipe.files import digest, read_json, tree_digests, write_json, write_lines
-from recipe.policy import agent_chat
-from recipe.stage import Done, Stage
-from recipe.trainer import AgenticGRPOTrainer
-from recipe.trl_chat import raw_span_tokenizer
+from recipe.files import digest, tree_digests, write_json, write_lines
+from recipe.policy import agent_chat, checkpoint
+from recipe.records import read_json
+from recipe.run import evidence, processes
+from recipe.run.result import Done
+from recipe.run.stage import Stage
+from recipe.training import checkpoints
+from recipe.training.trainer import AgenticGRPOTrainer
+from recipe.training.trl_chat import raw_span_tokenizer
 
 
 def train(stage: Stage) -> Done | None:
@@ -44,13 +48,13 @@ def train(stage: Stage) -> Done | None:
     model = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
     chat = agent_chat(tokenizer)
-    resumed_from, step = parallel.by_chief(lambda: resume.latest(stage))
-    recorder, checkpoints = Recorder(stage, step), resume.Checkpoints(stage)
-    callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), checkpoints]
+    resumed_from, step = processes.main_rank(lambda: checkpoints.latest(stage))
+    recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
+    callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
     trainer = AgenticGRPOTrainer(
         model=model,
         processing_class=raw_span_tokenizer(tokenizer, chat.tools),
-        args=arguments(config, stage.folder / resume.TRAINER),
+        args=arguments(config, stage.folder / checkpoints.TRAINER),
         train_dataset=Dataset.from_list(
             [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
         ),
@@ -62,9 +66,9 @@ def train(stage: Stage) -> Done | None:
     trainer.remove_callback(PrinterCallback)
     before = adapter_digest(trainer.model)
     trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
-    if checkpoints.paused:
+    if saver.paused:
         return None
-    return parallel.by_chief(lambda: conclude(stage, trainer.model, recorder.steps, before))
+    return processes.main_rank(lambda: keep_adapter(stage, trainer.model, recorder.steps, before))
 
 
 def lora(grpo: Grpo) -> LoraConfig:
@@ -85,7 +89,7 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         output_dir=str(folder),
         max_steps=grpo.steps,
         num_generations=grpo.num_generations,
-        per_device_train_batch_size=grpo.batch_size // parallel.size(),
+        per_device_train_batch_size=grpo.batch_size // processes.size(),
         gradient_accumulation_steps=1,
         steps_per_generation=1,
         num_iterations=1,
@@ -118,7 +122,7 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         seed=grpo.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a loss of 0 while the weights become NaN
-        save_strategy="no",  # recipe.resume says when
+        save_strategy="no",  # recipe.training.checkpoints says when
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -159,7 +163,7 @@ class Recorder(TrainerCallback):
             {**rollout.record(), "advantage": advantage}
             for rollout, advantage in zip(rollouts, advantages, strict=True)
         ]
-        self._held = [record for part in parallel.everyone(lambda: own) for record in part]
+        self._held = [record for part in processes.gather(lambda: own) for record in part]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
         # Gradients are averaged by now: all processes see the same, and stop together.
@@ -168,7 +172,7 @@ class Recorder(TrainerCallback):
                 raise CheckFailed(f"step {state.global_step + 1}: the gradient of {name} is not finite")
 
     def on_log(self, args, state, control, logs, **_):
-        if "loss" not in logs or not parallel.chief():  # without a loss: the closing summary of a run
+        if "loss" not in logs or not processes.is_main():  # without a loss: the closing summary of a run
             return
         step = state.global_step
         size = self._stage.plan.config.grpo.num_generations
@@ -200,16 +204,16 @@ class Validation(TrainerCallback):
         if state.global_step % self._stage.plan.config.grpo.validation_every:
             return
         model.eval()
-        records = [record for part in parallel.everyone(lambda: self._share(model)) for record in part]
+        records = [record for part in processes.gather(lambda: self._share(model)) for record in part]
         model.train()
-        if parallel.chief():
+        if processes.is_main():
             path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step)
             write_lines(path, records)
             self._stage.report("validation", state.global_step, evidence.aggregate(records))
 
     def _share(self, model) -> list[dict]:
         """The records that fall to this process; none where there are more processes than tasks."""
-        config, tasks = self._stage.plan.config, parallel.share(self._stage.plan.splits["development"])
+        config, tasks = self._stage.plan.config, processes.share(self._stage.plan.splits["development"])
         if not tasks:
             return []
         return evaluation.evaluate(model, self._chat, tasks, config.agent, config.evaluation)
@@ -231,18 +235,18 @@ def save_adapter(model, folder: Path) -> None:
     write_json(folder / "adapter_config.json", {**settings, "target_modules": sorted(settings["target_modules"])})
 
 
-def conclude(stage: Stage, model, steps: list[dict], before: str) -> Done:
+def keep_adapter(stage: Stage, model, steps: list[dict], before: str) -> Done:
     """Keep the adapter, here and on a cluster, and judge the run that made it. ``before``: its digest at the start."""
     after = adapter_digest(model)
     adapter = stage.folder / "adapter"
     save_adapter(model, adapter)
     digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
     stage.store(adapter, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
-    resume.finished(stage)
-    return finish(stage, steps, before, after)
+    checkpoints.discard_all(stage)
+    return judged(stage, steps, before, after)
 
 
-def finish(stage: Stage, steps: list[dict], before: str, after: str) -> Done:
+def judged(stage: Stage, steps: list[dict], before: str, after: str) -> Done:
     """Aggregate a run and hold it against the gates that say whether anything was learned from."""
     metrics = evidence.training_metrics(steps)
     gates = {

@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from recipe import checkpoint
 from recipe.errors import CheckFailed
-from recipe.evidence import ROLLOUTS
-from recipe.files import digest, file_digest, read_lines, tree_digests
-from recipe.stage import Done, Stage
+from recipe.files import digest, file_digest, tree_digests
+from recipe.policy import checkpoint
+from recipe.records import read_lines
+from recipe.run.evidence import ROLLOUTS
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 INPUTS = 8  # baseline rollouts that the comparison reads
 
@@ -28,7 +30,7 @@ def merge(stage: Stage) -> Done:
     plan = stage.plan
     adapter = plan.run / "grpo" / "adapter"
     trained = stage.completed("grpo")
-    if trained["ancestry"]["adapter"] != digest(tree_digests(adapter)):
+    if trained.ancestry["adapter"] != digest(tree_digests(adapter)):
         raise CheckFailed(f"adapter ancestry: {adapter} is not the adapter that GRPO wrote")
     stage.completed("baseline")
     inputs = frozen_inputs(plan.run / "baseline" / ROLLOUTS)
@@ -53,10 +55,10 @@ def merge(stage: Stage) -> Done:
     failed = [name for name, passed in gates.items() if not passed]
     ancestry = {
         "checkpoint": plan.document["checkpoint"]["digest"],
-        "adapter": trained["ancestry"]["adapter"],
+        "adapter": trained.ancestry["adapter"],
         "merged_checkpoint": checkpoint.identity(target)["digest"],
     }
-    if stage.site.hyperparameters.get("store"):  # asked for where it is to be registered: a second copy of the weights
+    if stage.runtime.hyperparameters.get("store"):  # asked for where it is to be registered: a second copy of the weights
         stage.store(target, 1, {"plan_id": plan.id, "merged_checkpoint": ancestry["merged_checkpoint"]})
     failure = f"the merged checkpoint is not base + adapter: {', '.join(failed)} did not hold" if failed else None
     return Done(metrics, gates, ancestry, failure)

@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Callable, Iterator
 
 from recipe.errors import CheckFailed
-from recipe.stage import Done, Stage
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 GIB = 1 << 30
 COPIES = 4  # base in float32 for the merge check is the largest moment: 2 x the bfloat16 weights, twice

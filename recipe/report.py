@@ -11,16 +11,20 @@ import shutil
 import sys
 from pathlib import Path
 
-from recipe import plots, replay, repository
 from recipe.errors import CheckFailed, Refused
-from recipe.evidence import ROLLOUTS
-from recipe.files import read_lines, write_bytes, write_json
-from recipe.plan import ROOT, Plan, load
+from recipe.files import write_bytes, write_json
 from recipe.progress import Progress
-from recipe.stage import Done, Stage, completed, guarded
+from recipe.records import read_lines
+from recipe.run import repository
+from recipe.run.entrypoint import guarded
+from recipe.run.evidence import ROLLOUTS
+from recipe.run.plan import ROOT, Plan, load
+from recipe.run.result import Done, Result, completed
+from recipe.run.stage import Stage
+from recipe.stages import EVIDENCE
+from recipe.verify import plots, replay
 
 LAYOUT = 1
-STAGES = ("preflight", "baseline", "grpo", "merge", "candidate", "retention")
 RESAMPLES = 10_000
 SEED = 0  # of the bootstrap alone
 
@@ -32,7 +36,7 @@ LIMITS = (
 )
 
 
-def conclude(stage: Stage) -> Done:
+def report(stage: Stage) -> Done:
     """The report as the last stage of a run."""
     summary = write(stage.plan, stage.folder / "summary")
     return Done({"qualified": summary["qualified"]}, summary["gates"])
@@ -47,7 +51,7 @@ def write(plan: Plan, output: Path) -> dict:
     """
     if output.exists():
         raise Refused(f"the summary folder exists already: {output}; choose a new one")
-    results = {name: completed(plan, name) for name in STAGES}
+    results = {name: completed(plan, name) for name in EVIDENCE}
     verify(plan, results)
     summary = summarise(plan, results)
     partial = output.with_name(f".{output.name}.partial")
@@ -61,10 +65,10 @@ def write(plan: Plan, output: Path) -> dict:
     return summary
 
 
-def verify(plan: Plan, results: dict[str, dict]) -> None:
+def verify(plan: Plan, results: dict[str, Result]) -> None:
     """Every check that the numbers rest on, with a progress bar over the replayed rollouts."""
-    from recipe.checkpoint import load_tokenizer
     from recipe.policy import agent_chat
+    from recipe.policy.checkpoint import load_tokenizer
 
     _committed(plan)
     replay.ancestry(plan, results)
@@ -92,9 +96,9 @@ def _committed(plan: Plan) -> None:
         raise CheckFailed(f"sources: {path} in commit {state['commit'][:12]} is not the one that this run consumed")
 
 
-def summarise(plan: Plan, results: dict[str, dict]) -> dict:
+def summarise(plan: Plan, results: dict[str, Result]) -> dict:
     """The aggregates, from results whose evidence was verified."""
-    gates = {f"{name}: {gate}": passed for name in STAGES for gate, passed in results[name]["gates"].items()}
+    gates = {f"{name}: {gate}": passed for name in EVIDENCE for gate, passed in results[name].gates.items()}
     reasons = [f"gate {gate} did not pass" for gate, passed in gates.items() if not passed]
     if plan.practice:
         reasons.insert(0, "practice checkpoint: it shows that the machinery works, nothing about Qwen3")
@@ -102,7 +106,7 @@ def summarise(plan: Plan, results: dict[str, dict]) -> dict:
         reasons.insert(0, "the configuration deviates from the default protocol")
     measured = {}
     for name in ("baseline", "candidate"):
-        measured[name] = {**results[name]["metrics"], "generation_seconds": results[name]["seconds"]["generation"]}
+        measured[name] = {**results[name].metrics, "generation_seconds": results[name].seconds["generation"]}
     return {
         "layout": LAYOUT,
         "kind": plan.kind,
@@ -112,20 +116,20 @@ def summarise(plan: Plan, results: dict[str, dict]) -> dict:
         "deviations": plan.document["deviations"],
         **measured,
         "paired": paired(*(_successes(plan, name) for name in ("baseline", "candidate"))),
-        "training": results["grpo"]["metrics"],
-        "merge": results["merge"]["metrics"],
-        "retention": results["retention"]["metrics"],
+        "training": results["grpo"].metrics,
+        "merge": results["merge"].metrics,
+        "retention": results["retention"].metrics,
         "gates": gates,
         "limits": list(LIMITS),
         "provenance": {
             "commit": plan.document["repository"]["commit"],
             "uncommitted": plan.document["repository"]["uncommitted"],
             "starting_checkpoint": plan.document["checkpoint"]["digest"],
-            "adapter": results["grpo"]["ancestry"]["adapter"],
-            "merged_checkpoint": results["merge"]["ancestry"]["merged_checkpoint"],
+            "adapter": results["grpo"].ancestry["adapter"],
+            "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
             "versions": plan.document["versions"],
-            "machines": {name: results[name]["machine"] for name in STAGES},
-            "seconds": {name: results[name]["seconds"]["total"] for name in STAGES},
+            "machines": {name: results[name].machine for name in EVIDENCE},
+            "seconds": {name: results[name].seconds["total"] for name in EVIDENCE},
         },
     }
 

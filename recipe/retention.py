@@ -1,16 +1,17 @@
 """Retention: whether the candidate still solves what the starting checkpoint solved, without tools.
 
-The starting checkpoint's side is its recorded run (:mod:`recipe.retention_run`); only the candidate is measured.
+The starting checkpoint's side is its recorded run (:mod:`recipe.mgsm.record`); only the candidate is measured.
 """
 
 import time
 from collections.abc import Sequence
 
-from recipe import checkpoint
 from recipe.errors import Refused
 from recipe.files import write_lines
-from recipe.retention_run import OUTPUTS, counts, evaluate, load_run
-from recipe.stage import Done, Stage
+from recipe.mgsm.record import OUTPUTS, counts, evaluate, load_run
+from recipe.policy import checkpoint
+from recipe.run.result import Done
+from recipe.run.stage import Stage
 
 
 def measure(stage: Stage) -> Done:
@@ -25,7 +26,7 @@ def measure(stage: Stage) -> Done:
     start = time.perf_counter()
     with stage.progress(len(run.items), "item") as progress:
         outputs = evaluate(model, tokenizer, run.items, run.protocol, progress.update)
-    stage.times["generation"] = time.perf_counter() - start
+    stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / OUTPUTS, outputs)
     metrics = compare(run.outputs, outputs, plan.config.retention.margin)
     ancestry = {"checkpoint": identity["digest"], "before": run.checkpoint}

@@ -7,12 +7,12 @@ stream against it, the evaluations sample through it, and the replay repeats it 
 
 from collections.abc import Sequence
 
-from recipe.chat import Chat, Turn
 from recipe.config import Agent
-from recipe.decoding import Dialogue, RandomStream, Request
-from recipe.environment import Event, OrderEnvironment, begin_turn, events, execute
-from recipe.judge import Outcome, judge, training_reward
-from recipe.tasks import Task
+from recipe.orders.environment import Event, OrderEnvironment, begin_turn, events, execute
+from recipe.orders.judge import Outcome, judge, training_reward
+from recipe.orders.tasks import Task
+from recipe.policy.chat import Chat, Turn
+from recipe.policy.decoding import Dialogue, RandomStream, Request
 
 
 class Rollout:
@@ -40,7 +40,7 @@ class Rollout:
         """Tokens that the next turn may take."""
         return self._agent.max_tokens - len(self.ids)
 
-    def speak(self, sampled: Sequence[int]) -> None:
+    def add_turn(self, sampled: Sequence[int]) -> None:
         """Add one sampled turn: execute its calls, append their observations, decide whether to go on.
 
         Raises:
@@ -96,7 +96,7 @@ def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, agent: Agent)
     """The rollout that these sampled turns make."""
     rollout = Rollout(task, chat, agent)
     for span in spans:
-        rollout.speak(span)
+        rollout.add_turn(span)
     return rollout
 
 
@@ -104,5 +104,5 @@ def dialogue(rollout: Rollout, stream: RandomStream) -> Dialogue:
     """The conversation that speaks ``rollout`` to its end, which is its result; for a decoder's ``serve``."""
     while rollout.open:
         sampled = yield Request(rollout.prompt + rollout.ids, rollout.budget, stream)
-        rollout.speak(sampled.ids)
+        rollout.add_turn(sampled.ids)
     return rollout

@@ -16,9 +16,9 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from recipe.chat import Chat
-from recipe.environment import OrderEnvironment
-from recipe.tasks import Task
+from recipe.orders.environment import OrderEnvironment
+from recipe.orders.tasks import Task
+from recipe.policy.chat import Chat
 from runs import ROOT, prepared
 
 # Not a part of the repository: beside it, where it exists at all.
@@ -151,7 +151,7 @@ def with_chat_template():
 
 @pytest.fixture(scope="session")
 def practice(tmp_path_factory) -> Path:
-    """What ``recipe.practice`` writes: a checkpoint with partial competence and its retention run.
+    """What ``recipe.practice.checkpoint`` writes: a checkpoint with partial competence and its retention run.
 
     ``PRACTICE`` names one that is there already (``make test`` shares the demo's); otherwise it is trained here.
     """

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.files import write_json
-from recipe.plan import Plan
-from recipe.stage import CLAIM, RESULT, outputs
+from recipe.run.evidence import CLAIM, RESULT
+from recipe.run.plan import Plan
+from recipe.run.result import outputs
 from runs import ROOT
-from tools import chain, remote
-from tools.driver import STAGES
-from tools.records import Cluster, Experiment, Policy, Registered, Segment, Stored
+from tools.driver import chain, remote
+from tools.driver.commands import STAGES
+from tools.driver.records import Cluster, Experiment, Policy, Registered, Segment, Stored
 
 NAMES = tuple(STAGES)
 
@@ -41,6 +42,8 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "metrics": {"qualified": False},
             "ancestry": {"adapter": "a", "merged_checkpoint": "m"},
             "seconds": {"total": 1.0},
+            "started": "2026-01-01T00:00:00Z",
+            "machine": {"gpu": None},
         },
     )
 
@@ -85,12 +88,12 @@ class World:
 
 
 class Fake:
-    """The questions of :class:`tools.remote.Master`; each call is a place to be killed, before or after its effect."""
+    """The questions of :class:`tools.driver.remote.Master`; each call is a place to be killed, before or after its effect."""
 
     def __init__(self, world: World, kill_at: int = -1, cluster: str = "c"):
         self.world, self._calls, self._kill_at = world, 0, kill_at
         self.cluster = Cluster(cluster, "http://fake", "0.35.0", "0.38.1")
-        for name in ("project", "find", "submit", "annotate", "look", "record", "keep", "stored", "register"):
+        for name in ("project", "find", "submit", "annotate", "look", "record", "save_reports", "stored", "register"):
             setattr(self, name, self.deadly(getattr(self, name)))
 
     def deadly(self, call):
@@ -152,7 +155,7 @@ class Fake:
         told = (stored, Policy(0, 1, 1, False), times[1])
         return Experiment(experiment, experiment, entry.states[0], 0, *times, entry.configuration, segments, *told)
 
-    def keep(self, experiment, log, metrics):
+    def save_reports(self, experiment, log, metrics):
         log.parent.mkdir(exist_ok=True)
         metrics.parent.mkdir(exist_ok=True)
         log.write_text("log\n")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from recipe import config, plan
+from recipe import config
+from recipe.run import plan
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_STEPS = 8

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from recipe.config import Config
-from recipe.retention_run import Protocol
-from tools import bench_pilot
+from recipe.mgsm.record import Protocol
+from tools.bench import pilot as bench_pilot
 
 
 def test_a_dry_run_measures_every_part_of_a_pilot(small_tokenizer, tmp_path, capsys, monkeypatch):

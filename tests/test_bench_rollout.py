@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import CompileConfig
 
-from tools import bench_rollout
-from tools.random_policy import build
+from tools.bench import rollout as bench_rollout
+from tools.bench.random_policy import build
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.calculator import (
+from recipe.task.calculator import (
     MAX_BITS,
     MAX_CHARACTERS,
     MAX_DEPTH,

@@ -9,10 +9,12 @@ import time
 
 import pytest
 
-from recipe import grpo, plan as plans, resume
-from recipe.cluster import Site
+from recipe import grpo
 from recipe.files import tree_digests
-from recipe.stage import Stage
+from recipe.run import plan as plans
+from recipe.run.cluster import Runtime
+from recipe.run.stage import Stage
+from recipe.training import checkpoints as resume
 from runs import ROOT, SMALL_STEPS, prepared, stage_process
 
 
@@ -59,7 +61,7 @@ def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):
     segments = 0
     done = None
     while done is None:
-        site = Site({}, lambda *_: None, lambda: True, lambda *_: None)
+        site = Runtime({}, lambda *_: None, lambda: True, lambda *_: None)
         done = grpo.train(Stage("grpo", paused, site))
         segments += 1
     assert segments == SMALL_STEPS
@@ -98,7 +100,7 @@ def test_sigterm_pauses_and_the_driver_resumes(practice, tmp_path):
 def test_a_checkpoint_whose_bytes_changed_is_not_resumed(practice, tmp_path):
     folder = plans.load(prepared(practice, tmp_path / "bent") / "plan.json")
     (folder.run / "grpo").mkdir()
-    assert grpo.train(Stage("grpo", folder, Site({}, lambda *_: None, lambda: True, lambda *_: None))) is None
+    assert grpo.train(Stage("grpo", folder, Runtime({}, lambda *_: None, lambda: True, lambda *_: None))) is None
     weights = next((folder.run / "grpo" / resume.TRAINER).glob("checkpoint-*/adapter_model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

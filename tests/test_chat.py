@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recipe.chat import Call, Chat, parse_turn
 from recipe.errors import Refused
+from recipe.policy.chat import Call, Chat, parse_turn
 
 OBSERVATION = '{"menge": 37, "einzelpreis": 125}'
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'

@@ -21,13 +21,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from master_double import MasterDouble
-from recipe import checkpoint, plan as plans, policy, replay
-from recipe.cluster import chart
+
+from recipe import policy
 from recipe.config import Grpo
-from recipe.files import read_json, tree_digests
-from recipe.retention_run import load_run
+from recipe.files import tree_digests
+from recipe.mgsm.record import load_run
+from recipe.policy import checkpoint
+from recipe.records import read_json
+from recipe.run import plan as plans
+from recipe.run.cluster import chart
+from recipe.verify import replay
 from runs import ROOT, SMALL_STEPS, prepared, settings
 
 SITE = yaml.safe_load((ROOT / "determined_configs" / "site.yaml").read_text())

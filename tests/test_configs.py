@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from master_double.schema import check_command, check_experiment
-from recipe import stage as stages
-from recipe.cluster import Site
+
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
+from recipe.run import entrypoint, result
+from recipe.run.claim import claim as take
+from recipe.run.cluster import Runtime
 from runs import ROOT
 from tools import site
 
@@ -148,10 +149,11 @@ def python(request) -> str:
 
 def test_the_context_is_the_code_of_the_stages(python):
     files = context(python, ROOT)
-    folders = {"recipe", "experiments", "startup-hooks"}
-    modules = [path for folder in ("recipe", "experiments") for path in (ROOT / folder).glob("*.py")]
-    code = {path.relative_to(ROOT).as_posix() for path in modules}
-    assert files.keys() == folders | code | {"startup-hook.sh", "startup-hooks/shared-environment.sh"}
+    code = {path.relative_to(ROOT) for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
+    assert any(len(path.parts) > 3 for path in code)  # packages in packages
+    hooks = {Path("startup-hook.sh"), Path("startup-hooks/shared-environment.sh")}
+    folders = {parent for path in code | hooks for parent in path.parents} - {Path(".")}
+    assert files.keys() == {path.as_posix() for path in code | hooks | folders}
     assert sum(files.values()) < CONTEXT_LIMIT
 
 
@@ -259,7 +261,7 @@ def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before, launc
         print(before, end="", file=sys.stderr)  # a progress bar ends without a new line
         raise error
 
-    assert stages.guarded(work) in (1, 2)
+    assert entrypoint.guarded(work) in (1, 2)
     assert cancels(launcher + capsys.readouterr().err.splitlines()[-1])
 
 
@@ -310,20 +312,20 @@ def test_who_takes_up_what_an_earlier_run_left(tmp_path, claim, finished, owner,
     folder = tmp_path / "stage"
     attempt(folder, claim, finished)
     if outcome in ("goes on", "starts over", "is told again"):
-        assert stages._claim(folder, owner, resumable) == (outcome != "is told again")
+        assert take(folder, owner, resumable) == (outcome != "is told again")
         assert (folder / "evidence").exists() == (outcome != "starts over")
         assert (folder / "claim.json").exists() == (owner is not None)
-        assert stages.outputs(folder).keys() == ({"evidence/rollouts.json"} if outcome != "starts over" else set())
+        assert result.outputs(folder).keys() == ({"evidence/rollouts.json"} if outcome != "starts over" else set())
     else:
         with pytest.raises(Refused, match=outcome):
-            stages._claim(folder, owner, resumable)
+            take(folder, owner, resumable)
         assert (folder / "evidence").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
 
 
 @pytest.mark.parametrize("owner", [None, MINE])
 def test_a_new_folder_is_claimed_at_once(tmp_path, owner):
-    assert stages._claim(tmp_path / "stage", owner, False)
+    assert take(tmp_path / "stage", owner, False)
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == (["claim.json"] if owner else [])
 
 
@@ -334,11 +336,11 @@ def given(hyperparameters: dict, monkeypatch, owner: dict | None = MINE) -> dict
     """What an entrypoint with three flags makes of hyperparameters; {} if it refuses."""
     @contextmanager
     def context(pausable):
-        yield Site(hyperparameters, lambda *_: None, lambda: False, lambda *_: None, owner=owner)
+        yield Runtime(hyperparameters, lambda *_: None, lambda: False, lambda *_: None, owner=owner)
 
-    monkeypatch.setattr(stages.cluster, "context", context)
+    monkeypatch.setattr(entrypoint.cluster, "context", context)
     monkeypatch.setattr(sys, "argv", ["prog"])
-    flags, seen = stages.Flags("prog", "text"), {}
+    flags, seen = entrypoint.Flags("prog", "text"), {}
     flags.add_argument("--model", type=Path, required=True)
     flags.add_argument("--retention-run", type=Path)
     flags.add_argument("--limit", type=int, default=64)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.chat import Chat
 from recipe.config import Agent, Sampling
-from recipe.decoding import Native, RandomStream, Request, one_turn
 from recipe.errors import CheckFailed
+from recipe.policy.chat import Chat
+from recipe.policy.decoding import Native, RandomStream, Request, one_turn
 from recipe.rollout import Rollout, dialogue
 
 VOCABULARY = 50

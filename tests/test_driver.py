@@ -8,16 +8,16 @@ import sys
 
 import pytest
 import yaml
-
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
+
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
-from recipe.plan import Plan
-from recipe.stage import CLAIM
+from recipe.run.evidence import CLAIM
+from recipe.run.plan import Plan
 from runs import ROOT
-from tools import chain, local, remote
-from tools.driver import fetch, status
-from tools.records import STATE, load_state
+from tools.driver import chain, local, remote
+from tools.driver.commands import fetch, status
+from tools.driver.records import STATE, load_state
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_status_shows_what_the_cluster_says_or_what_was_last_seen(plan, monkeypa
         return Fake(world)
 
     monkeypatch.setattr(remote, "connect", connect)
-    monkeypatch.setattr("tools.driver.load", lambda path, check_inputs: plan)
+    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: plan)
     status(plan.run)
     shown = capsys.readouterr()
     rows = {row.split()[0]: row.split()[1:] for row in shown.out.splitlines()[2:]}
@@ -306,7 +306,7 @@ def test_status_shows_what_the_cluster_says_or_what_was_last_seen(plan, monkeypa
 def test_fetch_leaves_attempts_behind_and_overwrites_nothing(plan, monkeypatch, tmp_path):
     driven(plan, World()).run()
     (plan.run / "grpo.attempt-1").mkdir()
-    monkeypatch.setattr("tools.driver.load", lambda path, check_inputs: Plan(plan.document, {}, path.parent))
+    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: Plan(plan.document, {}, path.parent))
     fetch(plan.run, tmp_path / "to")
     assert {path.name for path in (tmp_path / "to").iterdir()} == {*NAMES, "logs", "metrics", "plan.json", STATE}
     with pytest.raises(Refused, match="exists already"):
@@ -329,7 +329,7 @@ def test_a_dry_run_prints_what_would_be_submitted_and_asks_nobody(tmp_path):
 def test_help_and_refusals_load_nothing_heavy():
     code = (
         "import runpy, sys; sys.argv = ['driver', 'run', '--help']\n"
-        "try: runpy.run_module('tools.driver', run_name='__main__')\n"
+        "try: runpy.run_module('tools.driver.commands', run_name='__main__')\n"
         "except SystemExit as end: assert not end.code\n"
         "heavy = {'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'determined', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'help loads {heavy}' if heavy else 0)"

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from driving import NAMES, driver
+
 from recipe.errors import Refused
 from recipe.files import digest, tree_digests
-from recipe.stage import RESULT, outputs
+from recipe.run.evidence import RESULT
+from recipe.run.result import outputs
 from runs import ROOT, settings
-from tools import chain, remote
-from tools.records import load_state
+from tools.driver import chain, remote
+from tools.driver.records import load_state
 
 STEPS = 12  # so that a pause finds training still at work
 KILLS = int(os.environ.get("KILLS", "0"))
@@ -104,7 +105,7 @@ SCRIPT = """
 import json, sys, time
 from dataclasses import asdict, replace
 from pathlib import Path
-from tools import remote
+from tools.driver import remote
 
 folder, context = Path(sys.argv[1]), Path(sys.argv[2])
 master = remote.connect()
@@ -120,7 +121,7 @@ master.annotate(number, "notes")
 record = master.record(number)
 assert record == replace(master.record(number), asked=record.asked)
 assert master.find(project, "grpo", "/plan", "l") == [number] and master.find(project, "grpo", "/plan", "other") == []
-master.keep(number, folder / "log", folder / "metrics")
+master.save_reports(number, folder / "log", folder / "metrics")
 uuid = record.checkpoints[-1].uuid
 registered = [master.register("model", uuid, "x", "lab", "text", {"sha": "s"}) for _ in range(2)]
 print(json.dumps({

@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from recipe.config import Sampling
-from recipe.decoding import Native, RandomStream, Request, warpers
-from recipe.engine import Engine, TorchDraw, _State
 from recipe.errors import CheckFailed
+from recipe.policy.decoding import Native, RandomStream, Request, warpers
+from recipe.policy.engine.decoder import Engine, TorchDraw, _State
 
 END, PAD, VOCABULARY = 5, 0, 97
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
@@ -325,10 +325,10 @@ def device():
 
 @pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.top_k or not s.temperature])
 def test_the_sampling_kernel_draws_from_transformers_distribution(sampling, device):
-    from recipe.engine_products import TILE, TritonProducts
-    from recipe.engine_sampling import TritonSampler
+    from recipe.policy.engine.linear import TILE, TritonLinear
+    from recipe.policy.engine.sampling import TritonSampler
 
-    products = TritonProducts(8, 1, sampling.temperature or 1.0, device)
+    products = TritonLinear(8, 1, sampling.temperature or 1.0, device)
 
     def prepare(logits):  # what the head writes beside the logits
         tiles = torch.nn.functional.pad(logits.float(), (0, -logits.shape[1] % TILE), value=-torch.inf)
@@ -346,9 +346,9 @@ def test_the_sampling_kernel_draws_from_transformers_distribution(sampling, devi
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("rows", [3, 20])
 def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows, dense):
-    from recipe.engine_attention import TritonAttention
-    from recipe.engine_model import Cache, Tokens, TorchAttention, TorchProducts, forward, read
-    from recipe.engine_products import DenseProducts, TritonProducts
+    from recipe.policy.engine.attention import TritonAttention
+    from recipe.policy.engine.linear import DenseProducts, TritonLinear
+    from recipe.policy.engine.model import Cache, Tokens, TorchAttention, TorchLinear, forward, read
 
     policy = copy.deepcopy(adapted if lora else model).to(device)
     weights, generator = read(policy), torch.Generator().manual_seed(rows)
@@ -363,8 +363,8 @@ def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows, dense
         cache = Cache(policy, rows, 256)
         for half in (cache.keys, cache.values):
             half.copy_(torch.randn(half.shape, generator=torch.Generator().manual_seed(2)))
-        kernels = DenseProducts(0.6) if dense else TritonProducts(rows, 3, 0.6, torch.device(device))
-        products = kernels if fused else TorchProducts()
+        kernels = DenseProducts(0.6) if dense else TritonLinear(rows, 3, 0.6, torch.device(device))
+        products = kernels if fused else TorchLinear()
         attention = TritonAttention(cache, rows) if fused else TorchAttention(cache)
         with torch.no_grad():
             hidden = forward(weights, products, attention, tokens)

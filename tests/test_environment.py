@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe import environment as module
-from recipe.environment import (
+from recipe.errors import EnvironmentFault
+from recipe.files import canonical
+from recipe.orders import environment as module
+from recipe.orders.environment import (
     MAX_ARGUMENT,
     MAX_OBSERVATION,
     TOOLS,
@@ -18,8 +20,6 @@ from recipe.environment import (
     execute,
     raise_fault,
 )
-from recipe.errors import EnvironmentFault
-from recipe.files import canonical
 
 
 @pytest.fixture

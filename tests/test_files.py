@@ -14,18 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.errors import Refused
-from recipe.files import (
-    canonical,
-    digest,
-    file_digest,
-    read_json,
-    read_lines,
-    replacing,
-    tree_digests,
-    write_bytes,
-    write_json,
-    write_lines,
-)
+from recipe.files import canonical, digest, file_digest, replacing, tree_digests, write_bytes, write_json, write_lines
+from recipe.records import read_json, read_lines
 
 _JSON = st.recursive(
     st.one_of(
@@ -160,7 +150,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes('"Grüße"'.encode())
     script = (
-        "import sys; from recipe.files import read_json, read_lines; "
+        "import sys; from recipe.records import read_json, read_lines; "
         "print(ascii([read_json(sys.argv[1], ''), *read_lines(sys.argv[1], '')]))"
     )
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.chat import Turn
 from recipe.config import Agent
-from recipe.environment import Event
-from recipe.judge import Outcome, final_answer, judge, training_reward
+from recipe.orders.environment import Event
+from recipe.orders.judge import Outcome, final_answer, judge, training_reward
+from recipe.policy.chat import Turn
 from recipe.rollout import replay
 
 AGENT = Agent(max_tokens=8_000)  # the small tokenizer spells nearly every character

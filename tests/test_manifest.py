@@ -9,15 +9,26 @@ from pathlib import Path
 import pytest
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import file_digest, read_json, write_json
-from recipe.plan import load
-from recipe.stage import CLAIM, RESULT
-from tools import manifest
-from tools.driver import STAGES
-from tools.records import (
-    LAYOUT, STATE, Attempt, Cluster, Experiment, Policy, Segment, State, Stored, load_state, parse
+from recipe.files import file_digest, write_json
+from recipe.records import read_json
+from recipe.run.evidence import CLAIM, RESULT
+from recipe.run.plan import load
+from tools.driver import manifest
+from tools.driver.commands import STAGES
+from tools.driver.records import (
+    LAYOUT,
+    STATE,
+    Attempt,
+    Cluster,
+    Experiment,
+    Policy,
+    Segment,
+    State,
+    Stored,
+    load_state,
+    parse,
 )  # fmt: skip
-from tools.remote import View
+from tools.driver.remote import View
 
 NAMES = tuple(STAGES)
 CLUSTER = Cluster("c", "http://cluster", "0.35.0", "0.38.1")
@@ -117,8 +128,8 @@ def test_it_is_a_function_of_the_run_folder(whole, copied):
 
 
 def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
-    monkeypatch.setattr("recipe.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
-    monkeypatch.setattr("recipe.plan.Plan.retention_run", Path("/nowhere/run"))
+    monkeypatch.setattr("recipe.run.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
+    monkeypatch.setattr("recipe.run.plan.Plan.retention_run", Path("/nowhere/run"))
     lines = list(manifest.verify(copied, NAMES, unreachable, False))
     assert [line.removeprefix(manifest.UNCHECKED).split(":")[0] for line in lines] == [
         "the starting checkpoint", "the recorded retention run", "the cluster's side of 7 experiments",

@@ -10,7 +10,6 @@ import uuid
 
 import pytest
 import yaml
-
 from master_double import TERMINAL_STATES, MasterDouble
 from master_double.container import best_isolation
 from master_double.records import Checkpoint, MetricsReport
@@ -237,7 +236,7 @@ def test_an_int_ends_where_the_masters_does(having_it, path):
         ("min_validation_period.epochs", 2**64, "<config>.min_validation_period.epochs of type uint64"),
         ("searcher.max_length", 2**64, "<config>.searcher.max_length of type uint64"),
         ("searcher.max_length.records", 2**64, "<config>.searcher.max_length.records of type uint64"),
-        ("searcher.source_checkpoint_uuid", "latest", 'invalid source checkpoint UUID: "latest"'),
+        ("searcher.source_checkpoint_uuid", "latest", '_checkpoint_uuid: invalid source checkpoint UUID: "latest"'),
         ("searcher", {"max_length": 1}, '<config>.searcher: additional property "max_length"'),
         *[(f"checkpoint_storage.{key}", "/x", f'<config>.checkpoint_storage: additional property "{key}"')
           for key in STORAGE],
@@ -245,7 +244,7 @@ def test_an_int_ends_where_the_masters_does(having_it, path):
         ("hyperparameters.h", {"type": "int", "minval": -INT_END, "maxval": 1}, "hyperparameters.h.minval of type"),
         ("hyperparameters.a.h", {"type": "int", "minval": 1, "maxval": INT_END}, "hyperparameters.a.h.maxval of type"),
         ("hyperparameters.h", {"type": "double", "minval": 1, "maxval": 2, "count": INT_END}, "h.count of type int"),
-        ("hyperparameters.h", {"type": "categorical", "vals": []}, "<config>.hyperparameters.h.vals must have at least"),
+        ("hyperparameters.h", {"type": "categorical", "vals": []}, "hyperparameters.h.vals must have at least 1"),
         ("hyperparameters.h", float("inf"), "unsupported value: inf"),
     ],
 )  # fmt: skip

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from recipe import checkpoint, cluster, config, grpo, parallel, plan as plans, policy, replay, resume
-from recipe.cluster import Site
+from recipe import config, grpo, policy
 from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests, write_json
-from recipe.stage import Stage
+from recipe.policy import checkpoint
+from recipe.run import cluster, processes
+from recipe.run import plan as plans
+from recipe.run.cluster import Runtime
+from recipe.run.stage import Stage
+from recipe.training import checkpoints as resume
+from recipe.verify import replay
 from runs import ROOT, settings
 
 STEPS = 3
@@ -74,10 +79,10 @@ def evidence(run: Path) -> dict[str, str]:
 
 def test_one_process_is_its_own_chief_and_needs_no_torch():
     code = (
-        "import sys; from recipe import parallel\n"
-        "with parallel.joined():\n"
-        "    found = parallel.everyone(lambda: 1), parallel.together(lambda: 2), parallel.by_chief(lambda: 3)\n"
-        "assert found == ([1], 2, 3) and parallel.chief() and parallel.share([4, 5]) == [4, 5]\n"
+        "import sys; from recipe.run import processes\n"
+        "with processes.joined():\n"
+        "    found = processes.gather(lambda: 1), processes.all_ranks(lambda: 2), processes.main_rank(lambda: 3)\n"
+        "assert found == ([1], 2, 3) and processes.is_main() and processes.share([4, 5]) == [4, 5]\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -87,7 +92,7 @@ def test_a_failure_of_the_only_process_is_its_own():
     def failing():
         raise CheckFailed("here")
 
-    for shared in (parallel.everyone, parallel.together, parallel.by_chief):
+    for shared in (processes.gather, processes.all_ranks, processes.main_rank):
         with pytest.raises(CheckFailed, match="here"):
             shared(failing)
 
@@ -98,13 +103,13 @@ def test_shares_are_even_and_in_order(monkeypatch, size):
     shares = []
     for rank in range(size):
         monkeypatch.setenv("RANK", str(rank))
-        shares.append(parallel.share(list("abcde")))
+        shares.append(processes.share(list("abcde")))
     assert sum(shares, []) == list("abcde")
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(two, tmp_path):
-    stage = Stage("grpo", plans.Plan(two.document, two.splits, tmp_path), Site({}, *[lambda *_: None] * 3))
+    stage = Stage("grpo", plans.Plan(two.document, two.splits, tmp_path), Runtime({}, *[lambda *_: None] * 3))
     saved = stage.folder / resume.TRAINER / "checkpoint-2"
     for rank in range(2):
         write_json(saved / f"rng_state_{rank}.pth", rank)
@@ -121,7 +126,7 @@ def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(two, tmp_path):
 def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
     plan = frozen(practice, tmp_path / "one")
     (plan.run / "grpo").mkdir()
-    assert grpo.train(Stage("grpo", plan, Site({}, lambda *_: None, lambda: False, lambda *_: None))) is not None
+    assert grpo.train(Stage("grpo", plan, Runtime({}, lambda *_: None, lambda: False, lambda *_: None))) is not None
     alone, shared = steps(plan.run), steps(two.run)
     assert len(shared) == STEPS and shared[0]["rollouts"] == alone[0]["rollouts"]
     order = [[rollout["task_id"] for rollout in step["rollouts"]] for step in (*alone, *shared)]
@@ -168,8 +173,8 @@ def test_gpus_that_a_stage_cannot_use_are_refused(two, monkeypatch, capsys, stag
     before = tree_digests(two.run)
     monkeypatch.setenv("WORLD_SIZE", str(size))
     monkeypatch.setattr(cluster, "slots", lambda: slots)
-    monkeypatch.setattr(parallel, "joined", nullcontext)
-    monkeypatch.setattr(parallel, "by_chief", lambda work: work())
+    monkeypatch.setattr(processes, "joined", nullcontext)
+    monkeypatch.setattr(processes, "main_rank", lambda work: work())
     monkeypatch.setattr(sys, "argv", [stage, "--plan", str(two.run / "plan.json")])
     with pytest.raises(SystemExit) as end:
         runpy.run_module(f"experiments.{stage}", run_name="__main__")

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from recipe import checkpoint, demonstrations, practice, tasks
-from recipe.chat import Chat
 from recipe.config import Agent, Tasks, read, resolve
-from recipe.demonstrations import CARELESS, careful, perform
 from recipe.errors import Refused
 from recipe.files import tree_digests
-from recipe.policy import agent_chat
-from recipe.practice import MARKS, SPECIAL, Training, practise
-from recipe.retention_run import load_run
+from recipe.mgsm.record import load_run
+from recipe.orders import tasks
+from recipe.policy import agent_chat, checkpoint
+from recipe.policy.chat import Chat
+from recipe.practice import checkpoint as practice
+from recipe.practice import demonstrations
+from recipe.practice.checkpoint import MARKS, SPECIAL, Training, practise
+from recipe.practice.demonstrations import CARELESS, careful, perform
 
 TINY = Training(hidden=16, layers=1, heads=1, steps=5, batch=4, pool=8)
 SLIPS = [slip for slips in CARELESS for slip in slips]
@@ -87,9 +89,9 @@ def test_a_careless_script_is_not(spoken, slip):
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_scripts_fit_templates_that_open_the_thinking(chat, thinking_chat, thinking):
-    speaker = thinking_chat if thinking else chat
+    decoder_ = thinking_chat if thinking else chat
     (task,) = demonstrations.fresh_tasks(1, 1)
-    assert perform(careful(task), task, speaker, replace(Agent(), max_tokens=4096)).outcome().strict_success
+    assert perform(careful(task), task, decoder_, replace(Agent(), max_tokens=4096)).outcome().strict_success
 
 
 def test_care_does_not_depend_on_the_task():

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from recipe import progress as module
-from recipe.cluster import chart
-from recipe.evidence import FIRST
 from recipe.progress import Progress
+from recipe.run.cluster import chart
+from recipe.run.evidence import FIRST
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.reading import MAX_DIGITS, Reading, read_answer, read_gold, write_value
+from recipe.mgsm.german_numbers import MAX_DIGITS, Reading, read_answer, read_gold, write_value
 
 UNAMBIGUOUS = {
     "18": "18",

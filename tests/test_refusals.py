@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe import config, plan as plans, report
+from recipe import config, report
 from recipe.errors import CheckFailed, Refused
-from recipe.files import read_json, write_json, write_lines
-from recipe.stage import outputs
+from recipe.files import write_json, write_lines
+from recipe.records import read_json
+from recipe.run import plan as plans
+from recipe.run.result import outputs
 from runs import prepared, settings, stage_process
 
 
@@ -87,8 +89,8 @@ def reforged(private: Path, **changes) -> None:
 
 def test_a_changed_source_module_is_refused_by_name(private):
     sources = dict(read_json(private / "plan.json", "plan")["sources"])
-    reforged(private, sources={**sources, "recipe/judge.py": "0" * 64})
-    with pytest.raises(Refused, match="recipe/judge.py is changed"):
+    reforged(private, sources={**sources, "recipe/orders/judge.py": "0" * 64})
+    with pytest.raises(Refused, match="recipe/orders/judge.py is changed"):
         plans.load(private / "plan.json")
 
 

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe import checkpoint, retention, retention_run
-from recipe.chat import Chat
+from recipe import retention
 from recipe.config import Config, Retention, Sampling
 from recipe.errors import CheckFailed, Refused
-from recipe.files import digest, file_digest, read_json, read_lines, write_json, write_lines
+from recipe.files import digest, file_digest, write_json, write_lines
+from recipe.mgsm import record as retention_run
+from recipe.mgsm.record import ITEMS, OUTPUTS, RUN, Item, Protocol
+from recipe.policy import checkpoint
+from recipe.policy.chat import Chat
 from recipe.progress import Progress
-from recipe.retention_run import ITEMS, OUTPUTS, RUN, Item, Protocol
+from recipe.records import read_json, read_lines
 from runs import ROOT
 
 BRIEF = Protocol(max_new_tokens=24, decoder="native")
@@ -523,7 +526,7 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     plan = SimpleNamespace(run=tmp_path, retention_run=recorded, config=Config(retention=Retention(margin=1)))
     asked = []
     stage = SimpleNamespace(
-        name="retention", plan=plan, folder=tmp_path / "retention", times={}, completed=asked.append,
+        name="retention", plan=plan, folder=tmp_path / "retention", seconds={}, completed=asked.append,
         progress=partial(Progress, "retention"),
     )  # fmt: skip
     done = retention.measure(stage)
@@ -532,7 +535,7 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     assert done.metrics == retention.compare(before.outputs, before.outputs, margin=1)
     assert done.gates == {"retained": True} and done.failure is None
     assert done.ancestry == {"checkpoint": before.checkpoint, "before": before.checkpoint}
-    assert asked == ["merge"] and stage.times["generation"] > 0
+    assert asked == ["merge"] and stage.seconds["generation"] > 0
 
 
 # Comparison

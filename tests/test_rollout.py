@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from recipe.config import Agent
 from recipe.files import canonical
-from recipe.decoding import Sampled
+from recipe.policy.decoding import Sampled
 from recipe.rollout import Rollout, dialogue, replay
 
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
@@ -86,7 +86,7 @@ def test_one_token_of_room_lets_the_policy_go_on(chat, task):
     room = len(chat.observe(['{"menge": 37, "einzelpreis": 125}'])) + 1
     rollout = replay(task, [span], chat, Agent(max_tokens=len(span) + room))
     assert rollout.open and rollout.budget == 1
-    rollout.speak([chat.end_id])
+    rollout.add_turn([chat.end_id])
     assert not rollout.open and not rollout.outcome().hit_cap
 
 
@@ -119,7 +119,7 @@ def test_turn_without_a_call_ends_the_rollout(chat, task):
     rollout = replay(task, spoken(chat, "Fertig."), chat, WIDE)
     assert not rollout.open
     with pytest.raises(ValueError, match=task.task_id):
-        rollout.speak([chat.end_id])
+        rollout.add_turn([chat.end_id])
 
 
 def test_impossible_turns_are_refused(chat, task):

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from recipe.errors import Refused
-from recipe.tasks import FIRST_CALL, RULES, SPLITS, WORDINGS, Task, check, generate, load
+from recipe.orders.tasks import FIRST_CALL, RULES, SPLITS, WORDINGS, Task, check, generate, load
 
 
 @pytest.fixture(scope="module")

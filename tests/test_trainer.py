@@ -5,17 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from recipe import checkpoint, config, environment, evaluation, grpo, plan as plans, policy, trainer
-from recipe.cluster import Site
-from recipe.environment import OrderEnvironment
+from recipe import config, evaluation, grpo, policy
 from recipe.errors import CheckFailed, EnvironmentFault
+from recipe.orders import environment
+from recipe.orders.environment import OrderEnvironment
+from recipe.policy import checkpoint
 from recipe.rollout import Rollout
-from recipe.stage import Stage
+from recipe.run import plan as plans
+from recipe.run.cluster import Runtime
+from recipe.run.stage import Stage
+from recipe.training import trainer
 from runs import settings
 
 
-def site(should_pause=lambda: False) -> Site:
-    return Site({}, lambda *_: None, should_pause, lambda *_: None)
+def site(should_pause=lambda: False) -> Runtime:
+    return Runtime({}, lambda *_: None, should_pause, lambda *_: None)
 
 
 def training(practice, folder, **overrides) -> Stage:
@@ -34,7 +38,7 @@ def spoken(chat, task) -> Rollout:
     rollout = Rollout(task, chat, config.Agent())
     call = f'<tool_call>\n{{"name": "lookup", "arguments": {{"record_id": "{task.record_id}"}}}}\n</tool_call>'
     for text in (call, "Fertig."):
-        rollout.speak([*chat.encode(text), chat.end_id])
+        rollout.add_turn([*chat.encode(text), chat.end_id])
     return rollout
 
 

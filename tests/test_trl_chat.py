@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from recipe.chat import Chat
-from recipe.trl_chat import raw_span_tokenizer
+from recipe.policy.chat import Chat
+from recipe.training.trl_chat import raw_span_tokenizer
 
 THOUGHT = "<think>\nx\n</think>\n\n"
 LOOKUP = THOUGHT + '<tool_call>{"arguments":{"record_id":"K7B-XD4"},"name":"lookup"}</tool_call>'

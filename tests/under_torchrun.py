@@ -7,36 +7,37 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from recipe import grpo, parallel, plan, stage
-from recipe.cluster import Site
-from recipe.environment import OrderEnvironment
+from recipe import grpo
 from recipe.errors import CheckFailed
+from recipe.orders.environment import OrderEnvironment
+from recipe.run import plan, processes, stage
+from recipe.run.cluster import Runtime
 
 
 def fail_beside_the_chief() -> int:
-    if not parallel.chief():
+    if not processes.is_main():
         raise CheckFailed("not here")
-    return parallel.rank()
+    return processes.rank()
 
 
 def exchange() -> None:
-    assert parallel.everyone(parallel.rank) == [0, 1] and parallel.by_chief(parallel.rank) == 0
+    assert processes.gather(processes.rank) == [0, 1] and processes.main_rank(processes.rank) == 0
     mine = object()
-    assert parallel.together(lambda: mine) is mine
-    for shared in (parallel.everyone, parallel.together):
+    assert processes.all_ranks(lambda: mine) is mine
+    for shared in (processes.gather, processes.all_ranks):
         try:
             shared(fail_beside_the_chief)
         except CheckFailed as failure:
             assert str(failure) == "not here"
         else:
-            raise AssertionError(f"{shared.__name__} did not fail in process {parallel.rank()}")
+            raise AssertionError(f"{shared.__name__} did not fail in process {processes.rank()}")
 
 
 def pause_after_every_step(path: str) -> None:
     """The chief alone is asked to pause."""
-    paused = stage.Stage("grpo", plan.load(Path(path)), Site({}, lambda *_: None, parallel.chief, lambda *_: None))
+    paused = stage.Stage("grpo", plan.load(Path(path)), Runtime({}, lambda *_: None, processes.is_main, lambda *_: None))
     segments, done = 0, None
-    if parallel.chief():
+    if processes.is_main():
         paused.folder.mkdir()
     while done is None:
         done = grpo.train(paused)
@@ -49,12 +50,12 @@ def broken(self, record_id: str) -> str:
 
 
 if __name__ == "__main__":
-    with parallel.joined():
+    with processes.joined():
         exchange()
         pause_after_every_step(sys.argv[1])
-        if not parallel.chief():
+        if not processes.is_main():
             broken.__doc__ = OrderEnvironment.lookup.__doc__
             OrderEnvironment.lookup = broken
         sys.argv[1:] = ["--plan", sys.argv[2]]
-        parallel.joined = nullcontext  # they are
+        processes.joined = nullcontext  # they are
         stage.main("grpo", __doc__, grpo.train, resumable=True, spread=lambda config: config.grpo.batch_size)

@@ -16,7 +16,7 @@ import yaml
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_bytes
-from recipe.stage import guarded
+from recipe.run.entrypoint import guarded
 
 FOLDER = Path(__file__).resolve().parents[1] / "determined_configs"
 _LINE = re.compile(r"^(?P<head>\s*(?:- )?(?:\w+: |\w+=))(?P<value>\S+)(?P<tail>\s+# site: (?P<key>\w+))$", re.MULTILINE)

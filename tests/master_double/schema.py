@@ -1,7 +1,7 @@
 """Configurations as the master checks and completes them.
 
-What their fields may hold stands in `fields.py`; here is what concerns several of them, or what a limit of one field
-cannot say. Of these rules, only such are here whose breach is likely.
+What each field may hold stands in `fields.py`. The rules here concern several fields, or paths; the master has more of
+them, and those that are unlikely to be broken are left out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Retention: German mathematics without tools, how a checkpoint answers it and how an answer is read."""

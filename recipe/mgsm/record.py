@@ -1,0 +1,366 @@
+"""A recorded retention run: how a checkpoint answers German problems without tools, and the folder that says so.
+
+It is recorded once for a checkpoint, by its SFT run or by :func:`record_run`, and read by ``prepare`` as
+``--retention-run``. Its folder::
+
+    RUN/
+      retention.json    layout           version of this layout: 2
+                        checkpoint       {"digest": …, "files": {relative path: SHA-256}}, as checkpoint.identity gives
+                        protocol         every field of Protocol
+                        chat             {"end_id": id that ends a turn, "thinking_opened": whether the generation
+                                         prompt opens the thinking}: what reading a text again needs of the tokenizer
+                        precision        type that the weights were loaded in: "bfloat16" or "float32"
+                        items_sha256     of items.jsonl
+                        outputs_sha256   of outputs.jsonl
+                        counts           {"items", "correct", "ambiguous", "unreadable"}
+                        digest           recipe.files.digest of all fields above
+      items.jsonl       one item a line: id (unique), question, answer (plain decimal text: "2125")
+      outputs.jsonl     one output a line, in the order of the items:
+                        id               of the item
+                        ids              sampled token ids, the end token included
+                        text             the ids decoded, without the end token
+                        finished         whether the end token was sampled within the budget
+                        value            answer read from the text after thinking (plain decimal text), or null
+                        ambiguous        whether that reading could be another number (recipe.mgsm.german_numbers)
+                        correct          whether the value is the item's answer
+
+All three are canonical JSON (:mod:`recipe.files`), so that equal runs are equal files. A text that was cut off is
+read like any other; one whose thinking never closed has no value.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from recipe.config import PRECISIONS, Sampling, build, decoder_choice, or_zero
+from recipe.errors import CheckFailed, Refused
+from recipe.files import digest, file_digest, sync_folder, write_json, write_lines
+from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write_value
+from recipe.policy import checkpoint
+from recipe.policy.chat import Chat, Turn, parse_turn
+from recipe.progress import Progress
+from recipe.records import read_json, read_lines
+
+LAYOUT = 2
+RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
+LIMIT = 64  # items of a recorded run
+
+_FIELDS = {
+    "layout", "checkpoint", "protocol", "chat", "precision", "items_sha256", "outputs_sha256", "counts", "digest",
+}  # fmt: skip
+_CHAT = {"end_id": int, "thinking_opened": bool}
+_VALUE = re.compile(rf"(?!-0\Z)-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})(?:\.[0-9]*[1-9])?")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How an item is asked and answered: one user message, thinking enabled, no tools.
+
+    ``question`` holds ``{question}`` once. An item's random stream is drawn from ``seed`` and its id.
+    """
+
+    system: str | None = None
+    question: str = (
+        "{question}\n\nDenke Schritt für Schritt nach. Beende deine Nachricht mit einer Zeile der Form „Antwort: ZAHL“."
+    )
+    max_new_tokens: int = 1024
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = or_zero(42)
+    batch_size: int = 32  # recorded, because BF16 rounds differently from one batch to another
+    decoder: str = decoder_choice()
+
+    def messages(self, question: str) -> list[dict]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.question.replace("{question}", question)}]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem; ``answer`` is plain decimal text."""
+
+    id: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class RetentionRun:
+    """A recorded run whose every field was checked; ``checkpoint`` is the digest of the measured one."""
+
+    folder: Path
+    checkpoint: str
+    protocol: Protocol
+    precision: str
+    items: list[Item]
+    outputs: list[dict]
+    counts: dict[str, int]
+
+
+def resolve_protocol(values: dict) -> Protocol:
+    """Protocol from plain values over the defaults.
+
+    Raises:
+        Refused: an unknown key, a wrong type, a value out of range; names the key.
+    """
+    protocol = build(Protocol, values, "protocol.")
+    if protocol.question.count("{question}") != 1:
+        raise Refused("configuration: protocol.question must hold {question} exactly once")
+    return protocol
+
+
+def items_from_tsv(path: Path, limit: int = LIMIT) -> list[Item]:
+    """The first ``limit`` rows of ``question TAB answer``, without a header; an item's id is its line number.
+
+    Raises:
+        Refused: no such file, no rows, or a malformed line (named).
+    """
+    items = []
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in zip(range(1, limit + 1), file):
+                items.append(_item(line.rstrip("\n"), number, f"{path}:{number}"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise Refused(f"the question file is missing: {path}") from None
+    except UnicodeDecodeError as error:
+        raise Refused(f"the question file is not UTF-8: {path} ({error})") from None
+    if not items:
+        raise Refused(f"the question file has no rows: {path}")
+    return items
+
+
+def _item(line: str, number: int, where: str) -> Item:
+    question, *answers = line.split("\t")
+    if not question.strip() or len(answers) != 1:
+        raise Refused(f"{where}: expected question TAB answer, found {len(answers)} tabs in {line[:60]!r}")
+    try:
+        return Item(f"item-{number:03d}", question, write_value(read_gold(answers[0])))
+    except ValueError as error:
+        raise Refused(f"{where}: the answer is {error}") from None
+
+
+def evaluate(
+    model, tokenizer, items: Sequence[Item], protocol: Protocol, finished: Callable[[], object]
+) -> list[dict]:
+    """Outputs (as in ``outputs.jsonl``) of a model in ``eval()`` mode, in the order of the items.
+
+    ``finished`` is called as each item is answered.
+
+    Raises:
+        Refused: a prompt that does not fit the model's positions, or a template that is not Qwen3's.
+    """
+    from recipe.policy import make_decoder
+    from recipe.policy.decoding import RandomStream, Request, one_turn
+
+    chat = Chat(tokenizer)
+    chat.check(protocol.messages(items[0].question), "0")
+    prompts = [chat.prompt(protocol.messages(item.question)) for item in items]
+    positions = model.config.max_position_embeddings
+    for item, prompt in zip(items, prompts):
+        if len(prompt) + protocol.max_new_tokens > positions:
+            raise Refused(
+                f"{item.id}: {len(prompt)} prompt tokens and protocol.max_new_tokens={protocol.max_new_tokens} exceed "
+                f"the model's {positions} positions; lower max_new_tokens"
+            )
+    rows, context = min(protocol.batch_size, len(items)), max(map(len, prompts)) + protocol.max_new_tokens
+    decoder = make_decoder(protocol.decoder, model, chat, protocol.sampling, rows=rows, context=context)
+    turns = decoder.serve(
+        (
+            one_turn(Request(prompt, protocol.max_new_tokens, RandomStream(protocol.seed, item.id, 0)))
+            for item, prompt in zip(items, prompts)
+        ),
+        finished,
+    )
+    return [_output(item, turn.ids, chat.parse(turn.ids)) for item, turn in zip(items, turns, strict=True)]
+
+
+def _output(item: Item, ids: list[int], turn: Turn) -> dict:
+    """The record of one sampled turn."""
+    reading = read_answer(turn.visible or "")
+    value = None if reading.value is None else write_value(reading.value)
+    return {
+        "id": item.id,
+        "ids": ids,
+        "text": turn.text,
+        "finished": turn.finished,
+        "value": value,
+        "ambiguous": reading.ambiguous,
+        "correct": value == item.answer,
+    }
+
+
+def counts(outputs: Sequence[dict]) -> dict[str, int]:
+    return {
+        "items": len(outputs),
+        "correct": sum(output["correct"] for output in outputs),
+        "ambiguous": sum(output["ambiguous"] for output in outputs),
+        "unreadable": sum(output["value"] is None for output in outputs),
+    }
+
+
+def check_outputs(outputs: list, items: Sequence[Item], protocol: Protocol, checkpoint_path: Path, where: str) -> None:
+    """Derive every output again from its sampled ids, with the tokenizer of the checkpoint that was measured.
+
+    Raises:
+        CheckFailed: names the first record and field that does not hold.
+    """
+    chat = Chat(checkpoint.load_tokenizer(checkpoint_path))
+    _check_outputs(outputs, items, protocol, lambda output: chat.parse(output["ids"]), where)
+
+
+def _check_outputs(
+    outputs: list, items: Sequence[Item], protocol: Protocol, turn: Callable[[dict], Turn], where: str
+) -> None:
+    if len(outputs) != len(items):
+        raise CheckFailed(f"{where}: {len(outputs)} outputs for {len(items)} items")
+    kinds = {"id": str, "ids": list, "text": str, "finished": bool, "ambiguous": bool, "correct": bool}
+    for number, (item, output) in enumerate(zip(items, outputs), 1):
+        name = f"{where}:{number} ({item.id})"
+        if not isinstance(output, dict) or output.keys() != {*kinds, "value"}:
+            raise CheckFailed(f"{name}: not a record of exactly {', '.join([*kinds, 'value'])}")
+        for key, kind in kinds.items():
+            if type(output[key]) is not kind:
+                raise CheckFailed(f"{name}: field {key} is not a {kind.__name__}")
+        ids = output["ids"]
+        cut_early = not output["finished"] and len(ids) < protocol.max_new_tokens
+        if not 0 < len(ids) <= protocol.max_new_tokens or cut_early:
+            raise CheckFailed(f"{name}: field ids has {len(ids)} tokens, not what ended within the protocol's budget")
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise CheckFailed(f"{name}: field ids holds something that is not a token id")
+        for key, value in _output(item, ids, turn(output)).items():
+            if output[key] != value:
+                raise CheckFailed(f"{name}: field {key} is {_short(output[key])}, the record gives {_short(value)}")
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def load_run(folder: Path) -> RetentionRun:
+    """Read a recorded run and check that all of it holds together; the texts are read again, not sampled again.
+
+    Raises:
+        Refused: names the file, record and field that does not hold.
+    """
+    folder = Path(folder)
+    path = folder / RUN
+    document = read_json(path, "the retention run")
+    if not isinstance(document, dict) or document.get("layout") != LAYOUT:
+        found = document.get("layout") if isinstance(document, dict) else None
+        raise Refused(f"{path} has layout {found!r}, this package reads layout {LAYOUT}; record the run again")
+    if document.keys() != _FIELDS:
+        raise Refused(f"{path}: field {sorted(document.keys() ^ _FIELDS)[0]} is missing or unknown")
+    identity, chat = document["checkpoint"], document["chat"]
+    files = identity.get("files") if isinstance(identity, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(sha, str) for sha in files.values()):
+        raise Refused(f"{path}: field checkpoint.files is not a mapping of paths to SHA-256")
+    if identity != {"digest": digest(files), "files": files}:
+        raise Refused(f"{path}: field checkpoint.digest is not the digest of checkpoint.files")
+    if not isinstance(chat, dict) or {key: type(value) for key, value in chat.items()} != _CHAT:
+        raise Refused(f"{path}: field chat must hold an integer end_id and a boolean thinking_opened")
+    if document["precision"] not in PRECISIONS:
+        raise Refused(f"{path}: field precision is not one of {', '.join(PRECISIONS)}")
+    protocol = resolve_protocol(document["protocol"])
+    if asdict(protocol) != document["protocol"]:
+        raise Refused(f"{path}: field protocol does not state every setting")
+    items = _load_items(folder / ITEMS)
+    outputs = read_lines(folder / OUTPUTS, "the retention run's outputs")
+
+    def turn(output: dict) -> Turn:
+        finished = output["ids"][-1] == chat["end_id"]
+        return parse_turn(output["text"], finished, chat["thinking_opened"])
+
+    try:
+        _check_outputs(outputs, items, protocol, turn, str(folder / OUTPUTS))
+    except CheckFailed as failure:
+        raise Refused(f"{failure}; record the run again") from None
+    if document["counts"] != counts(outputs):
+        raise Refused(f"{path}: field counts is {document['counts']}, the outputs give {counts(outputs)}")
+    for key, name in (("items_sha256", ITEMS), ("outputs_sha256", OUTPUTS)):
+        if document[key] != file_digest(folder / name):
+            raise Refused(f"{folder / name} was altered: it is not the file of {RUN}'s field {key}")
+    if document.pop("digest") != digest(document):
+        raise Refused(f"{path} was altered: its fields do not give its digest")
+    return RetentionRun(folder, identity["digest"], protocol, document["precision"], items, outputs, document["counts"])
+
+
+def _load_items(path: Path) -> list[Item]:
+    items: dict[str, Item] = {}
+    for number, record in enumerate(read_lines(path, "the retention run's items"), 1):
+        texts = isinstance(record, dict) and all(isinstance(value, str) for value in record.values())
+        if not texts or record.keys() != {"id", "question", "answer"}:
+            raise Refused(f"{path}:{number}: not a record of exactly the texts id, question and answer")
+        item = Item(**record)
+        if not _VALUE.fullmatch(item.answer):
+            raise Refused(f"{path}:{number} ({item.id}): field answer is not plain decimal text: {item.answer[:40]!r}")
+        if item.id in items:
+            raise Refused(f"{path}:{number}: field id {item.id!r} is used twice")
+        items[item.id] = item
+    if not items:
+        raise Refused(f"the retention run has no items: {path}")
+    return list(items.values())
+
+
+def record_run(
+    model_path: Path,
+    questions: Path,
+    output: Path,
+    protocol: Protocol,
+    precision: str,
+    limit: int,
+) -> RetentionRun:
+    """Measure a checkpoint on the first ``limit`` questions of a TSV and record it as the new folder ``output``.
+
+    Raises:
+        Refused: an input that does not fit, or an ``output`` that exists or lies inside the checkpoint.
+    """
+    model_path, output = Path(model_path).resolve(), Path(output).resolve()
+    if output.exists():
+        raise Refused(f"the output exists already: {output}; choose a new one")
+    if output.is_relative_to(model_path):
+        raise Refused(f"the output {output} lies inside the checkpoint, whose digest it would change")
+    items = items_from_tsv(questions, limit)
+    identity = checkpoint.identity(model_path)
+    tokenizer = checkpoint.load_tokenizer(model_path)
+    model = checkpoint.load_model(model_path, precision, checkpoint.device())
+    with Progress("retention baseline", len(items), "item") as progress:
+        outputs = evaluate(model, tokenizer, items, protocol, progress.update)
+    write_run(output, identity, protocol, Chat(tokenizer), precision, items, outputs)
+    return load_run(output)
+
+
+def write_run(
+    output: Path,
+    identity: dict,
+    protocol: Protocol,
+    chat: Chat,
+    precision: str,
+    items: Sequence[Item],
+    outputs: Sequence[dict],
+) -> None:
+    """Write the folder drawn above, whole or not at all. ``identity`` is :func:`recipe.policy.checkpoint.identity`'s."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    try:
+        write_lines(temporary / ITEMS, [asdict(item) for item in items])
+        write_lines(temporary / OUTPUTS, outputs)
+        document = {
+            "layout": LAYOUT,
+            "checkpoint": identity,
+            "protocol": asdict(protocol),
+            "chat": {"end_id": chat.end_id, "thinking_opened": chat.thinking_opened},
+            "precision": precision,
+            "items_sha256": file_digest(temporary / ITEMS),
+            "outputs_sha256": file_digest(temporary / OUTPUTS),
+            "counts": counts(outputs),
+        }
+        write_json(temporary / RUN, {**document, "digest": digest(document)})
+        os.rename(temporary, output)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+    sync_folder(output.parent)

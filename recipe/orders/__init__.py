@@ -1,0 +1,1 @@
+"""German order tasks: the facts of an order must be looked up, its total calculated."""

@@ -1,0 +1,1 @@
+"""A tiny checkpoint to try everything with, and what it is shown."""

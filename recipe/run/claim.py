@@ -1,0 +1,69 @@
+"""Whose a stage's folder is.
+
+On a cluster ``claim.json`` names the trial that a folder belongs to. That trial alone takes up an unfinished attempt
+when Determined starts it again (pause, lost node, crash): a resumable stage goes on, any other starts over, and what
+was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended.
+"""
+
+import shutil
+from pathlib import Path
+
+from recipe.errors import Refused
+from recipe.files import write_json
+from recipe.records import read_json
+from recipe.run.evidence import CLAIM, RESULT
+
+
+def claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
+    """Make the stage's folder ours. False if an earlier run of this very trial has finished the stage.
+
+    Raises:
+        Refused: the folder is somebody else's, or used and not to be taken up.
+    """
+    if _created(folder, owner):
+        return True
+    holder = read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
+    if holder not in (None, owner):
+        raise Refused(
+            f"{folder} belongs to experiment {holder['experiment']}, trial {holder['trial']}; let that go on, or, once "
+            f"it has ended, remove {CLAIM} there to hand the folder on"
+        )
+    finished = (folder / RESULT).exists()
+    if resumable and not finished:
+        if holder != owner:  # handed on
+            write_json(folder / CLAIM, owner)
+        return True
+    if holder is None:
+        raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume")
+    if finished:
+        return False
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != CLAIM:
+            path.unlink()
+    return True
+
+
+def _created(folder: Path, owner: dict | None) -> bool:
+    """Whether ``folder`` is new; it appears together with its claim."""
+    if owner is None:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return False
+        return True
+    fresh = folder.with_name(f".{folder.name}.trial-{owner['trial']}")
+    write_json(fresh / CLAIM, owner)
+    try:
+        fresh.rename(folder)
+    except OSError:  # there is a folder, and it is not empty
+        shutil.rmtree(fresh)
+        return False
+    return True
+
+
+def release(folder: Path) -> None:
+    """Give up a folder in which nothing was written: a stage that was refused leaves the right order possible."""
+    if all(path.name == CLAIM for path in folder.iterdir()):
+        shutil.rmtree(folder)

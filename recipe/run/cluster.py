@@ -1,0 +1,169 @@
+"""The one module that knows Determined.
+
+Off the cluster it costs nothing: the context reports nowhere, stores nothing more, and a stage that can pause is
+asked to by SIGTERM.
+
+A trial of several slots runs one process a slot (:func:`launch`), of which the main process alone talks to the master.
+
+The searcher's operations are never completed, as in the Core API's own tutorials: a trial is done when it exits with 0
+without having acknowledged a preemption. Harness 0.35 takes progress through the open one.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from recipe.run import processes
+from recipe.run.evidence import FIRST
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a stage may know of where it runs."""
+
+    hyperparameters: dict
+    report: Callable[[str, int, dict], None]  # group, step, metrics
+    should_pause: Callable[[], bool]
+    store: Callable[[Path, int, dict], None]  # checkpoint folder, step, metadata
+    progress: Callable[[float], None] = lambda share: None  # of the stage's work, in [0, 1]
+    note: Callable[[str], None] = lambda text: None  # Markdown, for the experiment's page
+    owner: dict | None = None  # the trial that this is: ids of cluster, experiment and trial
+
+
+def chart(metric: str) -> str:
+    """The name that a metric is reported under.
+
+    The web interface draws one chart a name, ordered by the names' characters (0.35.0 and 0.38.1), so that those to
+    look at first are numbered.
+    """
+    return f"{FIRST.index(metric) + 1:02d}_{metric}" if metric in FIRST else metric
+
+
+@contextmanager
+def context(pausable: bool) -> Iterator[Runtime]:
+    """The cluster's facts and its Core API for the length of a stage; ``pausable`` if it asks ``should_pause``."""
+    if "DET_TRIAL_ID" in os.environ:
+        yield from _trial() if processes.is_main() else _beside()
+    elif pausable:
+        yield from _off_cluster()
+    else:  # on a laptop, or in a command on the cluster; SIGTERM ends it as it would end any program
+        yield _site(lambda: False)
+
+
+def slots() -> int:
+    """GPUs that this trial was given; 1 off the cluster."""
+    if "DET_TRIAL_ID" not in os.environ:
+        return 1
+    import determined
+
+    information = determined.get_cluster_info()
+    return len(information.container_addrs) * len(information.slot_ids)
+
+
+def launch(module: str) -> NoReturn:
+    """Become Determined's launcher, which runs this very module once for each slot, under torchrun."""
+    python = (sys.executable, "-m")
+    os.execv(sys.executable, [*python, "determined.launch.torch_distributed", *python, module, *sys.argv[1:]])
+
+
+def _site(should_pause: Callable[[], bool]) -> Runtime:
+    return Runtime({}, lambda group, step, metrics: None, should_pause, lambda folder, step, metadata: None)
+
+
+def _off_cluster() -> Iterator[Runtime]:
+    asked = False
+
+    def ask(*_) -> None:
+        nonlocal asked
+        asked = True
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield _site(lambda: asked)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _beside() -> Iterator[Runtime]:
+    """For the processes beside the main process: the trial's facts."""
+    hyperparameters, owner = _facts()
+    yield replace(_site(lambda: False), hyperparameters=hyperparameters, owner=owner)
+
+
+def _facts() -> tuple[dict, dict]:
+    """The trial's hyperparameters, and the ids of what it is."""
+    import determined
+
+    information = determined.get_cluster_info()
+    trial = information.trial
+    owner = {"cluster": information.cluster_id, "experiment": trial.experiment_id, "trial": trial.trial_id}
+    return dict(trial.hparams), owner
+
+
+def _trial() -> Iterator[Runtime]:
+    from determined import core
+
+    alone = core.DummyDistributedContext()  # the master hears of one process, whatever stands beside it
+    # MANUAL: the default mode imports TensorBoard, which this package does not need.
+    with core.init(distributed=alone, tensorboard_mode=core.TensorboardMode.MANUAL) as session:
+
+        def report(group: str, step: int, metrics: dict) -> None:
+            charts = {chart(name): value for name, value in metrics.items()}
+            session.train.report_metrics(group=group, steps_completed=step, metrics=charts)
+
+        def store(folder: Path, step: int, metadata: dict) -> None:
+            # Not upload(): it would write its metadata.json into ``folder``, whose digests are evidence.
+            with session.checkpoint.store_path({"steps_completed": step, **metadata}) as (path, _):
+                shutil.copytree(folder, path, dirs_exist_ok=True)
+
+        hyperparameters, owner = _facts()
+        yield Runtime(
+            hyperparameters,
+            report,
+            session.preempt.should_preempt,
+            store,
+            _progress(session),
+            partial(_note, session, owner["experiment"]),
+            owner,
+        )
+
+
+def _progress(session) -> Callable[[float], None]:
+    """Harness 0.38 takes a share of the work, 0.35 units of the searcher's operation."""
+    from determined import core
+    from determined.common.api.errors import APIException
+
+    if hasattr(session.train, "report_progress"):
+        report = session.train.report_progress
+    else:
+        # Taken, not completed: completing it would have the trial stopped.
+        operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
+
+        def report(share: float) -> None:
+            operation.report_progress(share * operation.length)
+
+    def progress(share: float) -> None:
+        try:
+            report(share)
+        except APIException as error:  # a 0.35 master refuses the newer harness's form; a bar is not worth a stage
+            print(f"no progress bar: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+
+    return progress
+
+
+def _note(session, experiment: int, text: str) -> None:
+    """Put ``text`` on the experiment's page."""
+    from determined.common.api.errors import APIException
+    from determined.experimental.client import Experiment
+
+    try:
+        Experiment(experiment, session.train._session).set_notes(text)
+    except APIException as error:  # the same stands in the run folder
+        print(f"the experiment's notes were not written: {str(error).strip().splitlines()[0]}", file=sys.stderr)

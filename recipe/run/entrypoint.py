@@ -1,0 +1,168 @@
+"""One stage's process: refuse bad input, claim the stage's folder, run, and say last that it is complete.
+
+A stage owns ``RUN/STAGE/``. It writes its evidence there as it goes and ``result.json`` at the very end, so a folder
+without one is an unfinished attempt. A failed check leaves the evidence and a result that says why; a refusal leaves
+nothing.
+
+Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.run.processes`); the main process does
+all of the above. Any other stage refuses more than one. Pausing a stage that is not resumable takes effect when it is
+done; after an hour the master kills it, and it starts over.
+
+Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written). torchrun makes 1 of 2.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from recipe.errors import CheckFailed, EnvironmentFault, Refused
+from recipe.progress import on_terminal
+from recipe.run import cluster, processes, result
+from recipe.run.claim import claim, release
+from recipe.run.cluster import Runtime
+from recipe.run.plan import load
+from recipe.run.result import Done
+from recipe.run.stage import Stage
+from recipe.stages import STAGES, Facts
+
+
+def main(name: str, description: str, run: Callable[[Stage], Done | None]) -> None:
+    """Entry of a stage's process; ``run`` is its work, None from it says that it was paused, which leaves no result."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--plan", type=Path, help="plan.json of a prepared run; on a cluster hyperparameters.plan")
+    arguments = parser.parse_args()
+    facts = STAGES[name]
+
+    def work() -> int:
+        _take_gpus(name, facts.shards is not None)
+        with processes.joined():
+            return _run(facts, arguments.plan, run)
+
+    sys.exit(guarded(work))
+
+
+class Flags(argparse.ArgumentParser):
+    """Flags of an entrypoint that is not a stage of a plan, which a cluster gives as hyperparameters of their names."""
+
+    def __init__(self, name: str, description: str):
+        super().__init__(
+            prog=f"python -m experiments.{name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; see {self.prog} --help")
+
+    def run(self, work: Callable[[argparse.Namespace, Runtime], dict]) -> int:
+        """Exit code of ``work``, whose findings are shown. An empty hyperparameter counts as not given."""
+
+        def parse_and_work() -> None:
+            _take_gpus(self.prog.rpartition(".")[2], shared=False)
+            with cluster.context(pausable=False) as runtime:
+                given = {name: value for name, value in runtime.hyperparameters.items() if value != ""}
+                flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+                arguments = self.parse_args([*flags, *sys.argv[1:]])
+                for name, value in vars(arguments).items():
+                    if runtime.owner and isinstance(value, Path) and not value.is_absolute():
+                        raise Refused(f"{name} {value} is a relative path, which would end with the container")
+                report(runtime, work(arguments, runtime))
+
+        return guarded(parse_and_work)
+
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """Exit code of ``work``, with refusals and failed checks told in one line."""
+    if not on_terminal():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of loading and writing weights
+    try:
+        return work() or 0
+    except Refused as refusal:
+        return _told(f"refused: {refusal}", 2)
+    except CheckFailed as failure:
+        return _told(f"check failed: {failure}", 1)
+
+
+def report(runtime: Runtime, found: dict) -> None:
+    """Report the numbers of what a stage found."""
+    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    if numbers:  # a stage that failed early found none
+        runtime.report("validation", 1, numbers)
+
+
+def _told(line: str, code: int) -> int:
+    """The main process tells, and ends with ``code``. The others end well, or torchrun would end a main process that still writes."""
+    if not processes.is_main():
+        return 0
+    print(line, file=sys.stderr)
+    return code
+
+
+def _take_gpus(name: str, shared: bool) -> None:
+    """See to one process a GPU.
+
+    Raises:
+        Refused: several GPUs for a stage that would leave all but one idle.
+    """
+    given = max(cluster.slots(), processes.size())
+    if given > 1 and not shared:
+        raise Refused(f"{name} uses one GPU and was given {given}; ask for one (resources.slots_per_trial)")
+    if given > processes.size():
+        cluster.launch(f"experiments.{name}")
+
+
+def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | None]) -> int:
+    name = facts.name
+    with cluster.context(facts.resumable) as runtime:
+        plan_path = plan_path or runtime.hyperparameters.get("plan")
+        if not plan_path:
+            raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
+        plan = processes.main_rank(lambda: load(Path(plan_path)))
+        if facts.model:
+            _check_gpus(not plan.practice, facts.shards is not None)
+        if facts.shards and facts.shards(plan.config) % processes.size():
+            raise Refused(
+                f"{name} cannot divide {facts.shards(plan.config)} rollouts a step among {processes.size()} GPUs; ask "
+                "for a number that divides them"
+            )
+        stage = Stage(name, plan, runtime)
+        if processes.main_rank(lambda: claim(stage.folder, runtime.owner, facts.resumable)):
+            start = time.time()
+            try:
+                done = run(stage)
+            except (CheckFailed, EnvironmentFault) as failure:
+                done = Done({}, failure=str(failure))
+            except Refused:
+                if processes.is_main():
+                    release(stage.folder)
+                raise
+            if done is None:
+                return _told(f"stage {name} paused; start it again to go on", 0)
+            stage.seconds["total"] = time.time() - start
+            processes.main_rank(lambda: result.write(plan, name, done, stage.seconds, start))
+        found = result.load(stage.folder)
+        if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
+            report(runtime, found.metrics)
+        runtime.note(f"{result.heading(plan, name)}\n{found.describe()}")
+    if found.failure:
+        raise CheckFailed(f"stage {name}: {found.failure} (evidence kept in {stage.folder})")
+    return 0
+
+
+def _check_gpus(needed: bool, shared: bool) -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    if needed and not found:
+        raise Refused("this worker has no CUDA GPU; only a practice plan runs on the CPU")
+    if shared and found > processes.size() == 1:  # the trainer would split its batches over all that it sees
+        raise Refused(f"one process and {found} GPUs; use torchrun --nproc-per-node {found}, or CUDA_VISIBLE_DEVICES=0")

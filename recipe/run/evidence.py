@@ -1,0 +1,77 @@
+"""What happened: names of the evidence files and the numbers that follow from recorded rollouts alone.
+
+Pure functions of records (:meth:`recipe.rollout.Rollout.record`), used where a number is first reported and again
+where it is verified.
+"""
+
+import math
+from collections.abc import Sequence
+
+RESULT, CLAIM = "result.json", "claim.json"  # of every stage
+ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
+STEPS, VALIDATION = "steps", "validation"  # folders of the training stage
+
+# What to look at first, in this order.
+FIRST = (
+    "strict_success",
+    "reward",
+    "verified_lookup",
+    "verified_calculation",
+    "final_answer_correct",
+    "kl",
+    "entropy",
+    "logprob_gap_mean",
+    "logprob_gap_max",
+)
+
+
+def step_name(step: int) -> str:
+    """File of one training step, counted from 1."""
+    return f"step-{step:04d}.json"
+
+
+def validation_name(step: int) -> str:
+    """File of the development rollouts after a training step."""
+    return f"step-{step:04d}.jsonl"
+
+
+def aggregate(records: Sequence[dict]) -> dict[str, float]:
+    """Means over rollouts; all are shares in [0, 1] but ``tool_errors``, ``tokens`` and ``rollouts``."""
+    outcomes = [record["outcome"] for record in records]
+    means = {key: sum(outcome[key] for outcome in outcomes) / len(outcomes) for key in outcomes[0]}
+    means["reward"] = sum(record["reward"] for record in records) / len(records)
+    return {"rollouts": len(records), **means}
+
+
+def step_metrics(rollouts: list[dict], num_generations: int) -> dict:
+    """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ."""
+    rewards = [rollout["reward"] for rollout in rollouts]
+    groups = [rewards[start : start + num_generations] for start in range(0, len(rewards), num_generations)]
+    means = aggregate(rollouts)
+    return {**means, "mixed_groups": sum(len(set(group)) > 1 for group in groups)}
+
+
+def training_metrics(steps: list[dict]) -> dict:
+    """The training manifest's numbers from the steps' records."""
+    norms = [step["metrics"]["grad_norm"] for step in steps]
+    quarter = max(len(steps) // 4, 1)
+
+    def mean(part: list[dict], key: str) -> float:
+        return sum(step["metrics"][key] for step in part) / len(part)
+
+    return {
+        "steps": len(steps),
+        "rollouts": sum(len(step["rollouts"]) for step in steps),
+        "unique_tasks": len({rollout["task_id"] for step in steps for rollout in step["rollouts"]}),
+        "mixed_groups": sum(step["metrics"]["mixed_groups"] for step in steps),
+        "steps_with_mixed_reward_and_gradient": sum(
+            step["metrics"]["mixed_groups"] > 0 and math.isfinite(norm) and norm > 0
+            for step, norm in zip(steps, norms)
+        ),
+        "grad_norm_min": min(norms),
+        "grad_norm_max": max(norms),
+        "reward_first_quarter": mean(steps[:quarter], "reward"),
+        "reward_last_quarter": mean(steps[-quarter:], "reward"),
+        "strict_success_first_quarter": mean(steps[:quarter], "strict_success"),
+        "strict_success_last_quarter": mean(steps[-quarter:], "strict_success"),
+    }

@@ -1,0 +1,125 @@
+"""``RUN/STAGE/result.json``: what a stage found, written last, and the strict way back."""
+
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from recipe.errors import Refused
+from recipe.files import tree_digests, write_json
+from recipe.records import read
+from recipe.run import processes
+from recipe.run.evidence import CLAIM, RESULT
+from recipe.run.plan import Plan
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a stage found: aggregate numbers, and gates as ``{name: passed}``. Ancestry names digests."""
+
+    metrics: dict
+    gates: dict[str, bool] = field(default_factory=dict)
+    ancestry: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None  # the check that failed; the stage then exits with 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """The file. ``outputs`` are digests of the stage's other files, ``seconds`` of its last run."""
+
+    stage: str
+    plan_id: str
+    kind: str
+    failure: str | None
+    metrics: dict[str, bool | int | float | str]
+    gates: dict[str, bool]
+    ancestry: dict[str, str]
+    outputs: dict[str, str]
+    seconds: dict[str, float]
+    started: str
+    machine: dict[str, int | str | None]
+
+    def describe(self) -> str:
+        """In Markdown: what failed, the gates, and every number and fact."""
+        failed = [f"**Failed:** {self.failure}", ""] if self.failure else []
+        gates = [f"- {'passed' if passed else '**FAILED**'}: {gate}" for gate, passed in self.gates.items()]
+        rows = [f"| {name} | {shown(value)} |" for name, value in self.metrics.items()]
+        return "\n".join([*failed, *gates, "", "| | |", "|---|---:|", *rows, ""])
+
+
+def heading(plan: Plan, name: str) -> str:
+    """What an experiment's page begins with, in Markdown."""
+    return f"Stage **{name}** of {plan.kind} plan `{plan.id}`.\n\nRun folder: `{plan.run}`\n"
+
+
+def shown(value) -> str:
+    """A number or a fact, short enough for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def load(folder: Path) -> Result:
+    """The result in a stage's folder.
+
+    Raises:
+        Refused: there is none, or it is not one.
+    """
+    return read(Result, folder / RESULT, f"the result of stage {folder.name} (run it first)")
+
+
+def completed(plan: Plan, name: str) -> Result:
+    """Result of a stage that another builds on; its outputs are hashed again.
+
+    Raises:
+        Refused: not run yet, failed, of another plan, or with changed outputs.
+    """
+    folder = plan.run / name
+    result = load(folder)
+    if result.plan_id != plan.id:
+        raise Refused(f"{folder / RESULT} belongs to plan {result.plan_id[:12]}…, not {plan.id[:12]}…")
+    if result.failure:
+        raise Refused(f"stage {name} failed: {result.failure}; prepare a new run")
+    found = outputs(folder)
+    for path in sorted(result.outputs.keys() | found.keys()):
+        if result.outputs.get(path) != found.get(path):
+            raise Refused(f"output {folder / path} is not the one that stage {name} wrote")
+    return result
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """Digests of a stage's files, its result and its claim apart."""
+    return {path: sha for path, sha in tree_digests(folder).items() if path not in (RESULT, CLAIM)}
+
+
+def write(plan: Plan, name: str, done: Done, seconds: dict[str, float], start: float) -> None:
+    """Write the result of a stage that began at ``start`` (seconds since the epoch)."""
+    folder = plan.run / name
+    result = Result(
+        stage=name,
+        plan_id=plan.id,
+        kind=plan.kind,
+        failure=done.failure,
+        metrics=done.metrics,
+        gates=done.gates,
+        ancestry=done.ancestry,
+        outputs=outputs(folder),
+        seconds={part: round(value, 3) for part, value in seconds.items()},
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+        machine=_machine(),
+    )
+    write_json(folder / RESULT, asdict(result))
+
+
+def _machine() -> dict[str, int | str | None]:
+    """What a byte-for-byte repetition would have to share."""
+    torch = sys.modules.get("torch")  # only where the stage ran a model
+    cuda = torch is not None and torch.cuda.is_available()
+    return {
+        "processes": processes.size(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads() if torch else os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+    }

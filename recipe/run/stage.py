@@ -1,0 +1,44 @@
+"""What a stage's code works with: the plan, its folder, and where it runs behind a few plain functions."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe.progress import Progress
+from recipe.run import processes, result
+from recipe.run.cluster import Runtime
+from recipe.run.plan import Plan
+from recipe.run.result import Result
+
+
+@dataclass
+class Stage:
+    """One stage at work. It owns ``RUN/STAGE/`` and writes its evidence there as it goes."""
+
+    name: str
+    plan: Plan
+    runtime: Runtime
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.run / self.name
+
+    def report(self, group: str, step: int, metrics: dict) -> None:
+        """Show numbers while the stage runs: on a cluster in its web UI."""
+        self.runtime.report(group, step, metrics)
+
+    def progress(self, total: int, unit: str, **more) -> Progress:
+        """How far the stage's work is, for people on a terminal, in a log or at the cluster's web UI."""
+        return Progress(self.name, total, unit, share=self.runtime.progress, shown=processes.is_main(), **more)
+
+    def should_pause(self) -> bool:
+        """Whether to save and leave at once; asked between steps."""
+        return self.runtime.should_pause()
+
+    def store(self, folder: Path, step: int, metadata: dict) -> None:
+        """Hand a checkpoint to the cluster's own storage as well, where there is one."""
+        self.runtime.store(folder, step, metadata)
+
+    def completed(self, name: str) -> Result:
+        """See :func:`recipe.run.result.completed`."""
+        return result.completed(self.plan, name)

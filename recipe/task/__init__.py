@@ -1,0 +1,1 @@
+"""What a task family is made of."""

@@ -1,0 +1,97 @@
+"""Pausing GRPO at a step and going on as if nothing had happened.
+
+A checkpoint of the trainer holds the adapter, the optimizer, the schedule and every random state; the sampler's
+place follows from the step, because the tasks stand in one frozen order. Checkpoints stand in
+``grpo/trainer/checkpoint-N``, each with ``checkpoint-N.json`` beside it: the digests of its files, written after
+them and removed before them, so that a checkpoint without one is torn and is passed over.
+
+Evidence is cut back to the step that training goes on from. Steps repeated after a lost node are the same steps:
+same tasks, same random state, same bytes (on a GPU as far as its kernels are deterministic).
+"""
+
+import shutil
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from recipe.errors import CheckFailed, Refused
+from recipe.files import tree_digests, write_json
+from recipe.records import read_json
+from recipe.run import processes
+from recipe.run.evidence import STEPS, VALIDATION
+from recipe.run.stage import Stage
+
+TRAINER = "trainer"  # folder of the trainer's own files
+
+
+class Saver(TrainerCallback):
+    """Saves every ``checkpoint_every`` steps and when the stage is asked to pause; then training stops."""
+
+    def __init__(self, stage: Stage):
+        self._stage = stage
+        self.paused = False
+
+    def on_step_end(self, args, state, control, **_):
+        every = self._stage.plan.config.grpo.checkpoint_every
+        last = state.global_step >= state.max_steps  # the finished adapter is kept instead
+        self.paused = not last and processes.main_rank(self._stage.should_pause)
+        if self.paused or (every and not last and state.global_step % every == 0):
+            control.should_save = True
+        control.should_training_stop |= self.paused
+
+    def on_save(self, args, state, control, **_):
+        processes.gather(lambda: None)  # each process saves its random state
+        if not processes.is_main():
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
+        for older in Path(args.output_dir).glob("checkpoint-*.json"):
+            if older != _seal(folder):
+                _discard(older.with_suffix(""))
+        self._stage.store(folder, state.global_step, {"plan_id": self._stage.plan.id, "resumable": True})
+
+
+def latest(stage: Stage) -> tuple[Path | None, int]:
+    """The newest whole checkpoint and its step, ``(None, 0)`` without one; later evidence is removed.
+
+    Raises:
+        CheckFailed: a checkpoint whose files are not those that were written.
+        Refused: one of another number of processes, which has other random states.
+    """
+    folder = stage.folder / TRAINER
+    steps = sorted((int(seal.stem.removeprefix("checkpoint-")) for seal in folder.glob("checkpoint-*.json")))
+    checkpoint, step = (folder / f"checkpoint-{steps[-1]}", steps[-1]) if steps else (None, 0)
+    if checkpoint is not None:
+        sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
+        if sealed != tree_digests(checkpoint):
+            raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
+        processes = sum(name.startswith("rng_state") for name in sealed)
+        if processes != processes.size():
+            raise Refused(
+                f"{checkpoint} was saved by {processes} processes (slots) and this is {processes.size()}; go on with "
+                f"{processes}, or prepare a new run"
+            )
+    for other in folder.glob("checkpoint-*"):
+        if other.is_dir() and other != checkpoint:
+            _discard(other)
+    for kind in (STEPS, VALIDATION):
+        for path in (stage.folder / kind).glob("step-*"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+    return checkpoint, step
+
+
+def discard_all(stage: Stage) -> None:
+    """Remove all checkpoints: there is nothing to resume any more."""
+    for seal in (stage.folder / TRAINER).glob("checkpoint-*.json"):
+        _discard(seal.with_suffix(""))
+    shutil.rmtree(stage.folder / TRAINER)
+
+
+def _discard(checkpoint: Path) -> None:
+    _seal(checkpoint).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint)
+
+
+def _seal(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.json")

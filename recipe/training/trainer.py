@@ -1,0 +1,196 @@
+"""TRL 0.29.0's GRPOTrainer with four things added, and nothing of its algorithm changed.
+
+How it departs from upstream:
+
+* **Tools** are answered by :func:`recipe.orders.environment.execute`, so that an unknown tool or a malformed call gets the
+  environment's own German error and is counted, and a fault of the environment stops training.
+* **Sampling** is bounded by what remains of the completion budget. Upstream lets every turn run to the full length
+  and cuts afterwards, which executes calls that the policy was not going to be shown the answers of.
+* **The engine**, where the plan chose it, samples in place of ``model.generate``; each rollout then draws from a stream
+  of its own, and the log-probabilities it sampled with are compared with the trainer's, as a metric of every step.
+* **Every rollout is proved**: beside TRL's stream grows a :class:`~recipe.rollout.Rollout` from the sampled ids
+  alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops. With several
+  processes (:mod:`recipe.run.processes`) it stops in all of them.
+
+Generation, grouped advantages, reference log-probabilities and the loss are upstream's.
+"""
+
+from functools import partial
+
+import torch
+import trl
+from trl import GRPOTrainer
+
+from recipe.config import Agent
+from recipe.errors import CheckFailed
+from recipe.orders.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
+from recipe.orders.judge import training_reward
+from recipe.orders.tasks import Task
+from recipe.policy import make_decoder, rollout_context
+from recipe.policy.decoding import RandomStream
+from recipe.rollout import Rollout
+from recipe.run import processes
+
+TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
+
+
+class AgenticGRPOTrainer(GRPOTrainer):
+    """``on_rollouts(rollouts, advantages)`` hears every scored batch of this process, in dataset order."""
+
+    def __init__(self, *, agent: Agent, on_rollouts, **arguments):
+        if trl.__version__ != TRL_VERSION:
+            raise CheckFailed(f"trainer: trl {trl.__version__} is installed, this trainer is written for {TRL_VERSION}")
+        super().__init__(reward_funcs=self._shaped_reward, environment_factory=OrderEnvironment, **arguments)
+        self._agent, self._on_rollouts = agent, on_rollouts
+        self._chat = self.processing_class.chat
+        names = [tool.__name__ for tool in self.tools]
+        if names != [schema["function"]["name"] for schema in self._chat.tools]:
+            raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
+        self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
+        self._engine = None
+        if agent.decoder == "engine":
+            context = rollout_context(self._chat, agent, (Task(**row["task"]) for row in self.train_dataset))
+            policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments)
+            self._engine = make_decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
+
+    def _generate_and_score_completions(self, inputs):
+        self._tasks = [Task(**row["task"]) for row in inputs]
+        output = super()._generate_and_score_completions(inputs)
+        self._on_rollouts(self._rollouts, output["advantages"].tolist())
+        return output
+
+    def _generate(self, prompts):
+        self._rollouts = [Rollout(task, self._chat, self._agent) for task in self._tasks]
+        self._rows = None
+        first = processes.rank() * len(self._tasks)  # a group may be spread over processes
+        self._streams = [
+            RandomStream(self._agent.seed, task.task_id, row % self.num_generations)
+            for row, task in enumerate(self._tasks, first)
+        ]
+        self._logprobs = [[] for _ in prompts]
+        generated = super()._generate(prompts)
+        processes.all_ranks(partial(self._prove, *generated[:3]))
+        return generated
+
+    def _prove(self, prompt_ids, ids, masks) -> None:
+        for row, environment in enumerate(self.environments):
+            raise_fault(environment)
+            prove(self._rollouts[row], prompt_ids[row], ids[row], masks[row], events(environment))
+
+    def _generate_single_turn(self, prompts):
+        if self._rows is not None:
+            return self._sample_turn(prompts)
+        # First turn: TRL passes the same conversation objects again in later turns.
+        self._rows = {id(conversation): row for row, conversation in enumerate(prompts)}
+        return processes.all_ranks(partial(self._sample_turn, prompts))
+
+    def _tool_call_loop(self, *turns):
+        """The turns after the first; how many, each process has for itself."""
+        return processes.all_ranks(partial(super()._tool_call_loop, *turns))
+
+    def _sample_turn(self, prompts):
+        """One turn of the rollouts of these conversations."""
+        rows = [self._rows[id(conversation)] for conversation in prompts]
+        rollouts = [self._rollouts[row] for row in rows]
+        sample = self._sample_natively if self._engine is None else self._sample_by_engine
+        prompt_ids, sampled = sample(prompts, rows)
+        kept = []
+        for rollout, row, prompt, ids in zip(rollouts, rows, prompt_ids, sampled, strict=True):
+            expected = rollout.prompt + rollout.ids
+            # A cut observation ends the rollout; TRL renders it whole once more before it cuts it itself.
+            if prompt[: len(expected)] != expected or (rollout.open and len(prompt) != len(expected)):
+                raise CheckFailed(f"{rollout.task.task_id}: the policy was conditioned on other tokens than its stream")
+            ids = ids[: rollout.budget] if rollout.open else []
+            if ids:
+                begin_turn(self.environments[row], len(rollout.turns))
+                rollout.add_turn(ids)
+            kept.append(ids)
+        return prompt_ids, kept, None, {}  # no log-probabilities: the loss takes the trainer's own
+
+    def _sample_natively(self, prompts, rows):
+        # A row whose budget is spent is still asked for: it rides along for one token, which is dropped.
+        rollouts = [self._rollouts[row] for row in rows]
+        self.generation_config.max_new_tokens = max(rollout.budget if rollout.open else 1 for rollout in rollouts)
+        prompt_ids, sampled, _, _ = super()._generate_single_turn(prompts)
+        return prompt_ids, sampled
+
+    def _sample_by_engine(self, prompts, rows):
+        rendered = self.processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
+        open_ = [place for place, row in enumerate(rows) if self._rollouts[row].open]
+        turns = self._engine.turns(
+            [rendered[place] for place in open_],
+            [self._rollouts[rows[place]].budget for place in open_],
+            [self._streams[rows[place]] for place in open_],
+        )
+        sampled = [[] for _ in rows]
+        for place, turn in zip(open_, turns):
+            sampled[place] = turn.ids
+            self._logprobs[rows[place]] += turn.logprobs
+        return rendered, sampled
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **options):
+        found = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **options
+        )
+        if options.get("compute_entropy") and self._engine is not None:  # the policy's own forward pass, in the loss
+            self._compare_logprobs(input_ids[:, -logits_to_keep:].tolist(), found[0].detach().float().cpu())
+        return found
+
+    def _compare_logprobs(self, completions, logprobs) -> None:
+        """Log how far the engine's log-probabilities are from the trainer's; rows come shuffled, so match by ids."""
+        by_ids = {tuple(rollout.ids): (rollout, own) for rollout, own in zip(self._rollouts, self._logprobs)}
+        gaps = []
+        for ids, row in zip(completions, logprobs):
+            rollout, own = next(by_ids[key] for key in by_ids if tuple(ids[: len(key)]) == key)
+            policy = [place for place, mask in enumerate(rollout.mask) if mask]
+            gaps += (row[policy] - torch.tensor(own)).abs().tolist()
+        gaps = [gap for part in processes.gather(lambda: gaps) for gap in part]
+        self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
+        self._metrics["train"]["logprob_gap/max"].append(max(gaps))
+
+    def _shaped_reward(self, prompts, **_) -> list[float]:
+        """The training reward of each rollout; its events were proved equal to the environment's."""
+        rewards = [training_reward(rollout.outcome()) for rollout in self._rollouts]
+        if len(rewards) != len(prompts):  # TRL would broadcast a single reward over the batch
+            raise CheckFailed(f"trainer: {len(rewards)} rewards for {len(prompts)} rollouts")
+        return rewards
+
+
+def prove(rollout: Rollout, prompt_ids, ids, mask, happened) -> None:
+    """The raw-span contract of one rollout as TRL is about to train on it.
+
+    Raises:
+        CheckFailed: names the task and what does not hold.
+    """
+
+    def broken(what: str):
+        raise CheckFailed(f"raw spans of {rollout.task.task_id}: {what}")
+
+    if len(ids) != len(mask):
+        broken(f"{len(ids)} tokens but {len(mask)} mask entries")
+    if prompt_ids != rollout.prompt:
+        broken("the prompt is not the rendered conversation")
+    if [token for token, own in zip(ids, mask) if own] != [token for span in rollout.spans for token in span]:
+        broken("the tokens with loss are not the sampled ones")
+    if ids != rollout.ids or mask != rollout.mask:
+        broken("glue or observations differ from the derivation, or carry loss")
+    if happened != rollout.events():
+        broken("the environment saw other calls than the sampled turns make")
+
+
+class _AnyTool(dict):
+    """TRL's table of one environment's tools, which answers to every name the policy may invent."""
+
+    def __init__(self, environment: OrderEnvironment):
+        super().__init__()
+        self._environment = environment
+
+    def __contains__(self, name) -> bool:
+        return True
+
+    def __getitem__(self, name):
+        return partial(_execute, self._environment, name)
+
+
+def _execute(environment, name, /, **arguments) -> str:
+    return execute(environment, name, arguments)

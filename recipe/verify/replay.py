@@ -1,0 +1,200 @@
+"""Whether it holds: every recorded rollout derived again, every digest and number recomputed.
+
+A rollout's record is a function of its task and sampled ids (:mod:`recipe.rollout`). The replay executes each tool
+call again in a fresh environment, renders and tokenises glue and observations again, judges again, and compares
+the whole record field by field. What it cannot prove without the model is that the policy sampled those ids.
+"""
+
+import math
+from collections.abc import Iterator
+
+from recipe import retention
+from recipe.errors import CheckFailed
+from recipe.files import canonical, digest, tree_digests
+from recipe.mgsm import record as retention_run
+from recipe.orders.tasks import Task
+from recipe.policy.chat import Chat
+from recipe.records import read_json, read_lines
+from recipe.rollout import replay
+from recipe.run import result
+from recipe.run.evidence import (
+    ROLLOUTS,
+    STEPS,
+    VALIDATION,
+    aggregate,
+    step_metrics,
+    step_name,
+    training_metrics,
+    validation_name,
+)
+from recipe.run.plan import Plan
+from recipe.run.result import Result
+
+TOLERANCE = 1e-5  # of advantages, which the trainer computes in float32
+
+
+def rollouts(
+    records: list[dict], tasks: dict[str, Task], chat: Chat, plan: Plan, where: str, beside: str
+) -> Iterator[None]:
+    """Replay records one by one, yielding after each so that a caller can show progress.
+
+    ``beside`` names the field that stands in a record but does not follow from its tokens; the caller checks it.
+
+    Raises:
+        CheckFailed: names the record and its first field that does not hold.
+    """
+    for number, record in enumerate(records):
+        name = f"{where} record {number}"
+        if not isinstance(record, dict):
+            raise CheckFailed(f"{name}: not a record")
+        task = tasks.get(record.get("task_id"))
+        if task is None:
+            raise CheckFailed(f"{name}: task_id {record.get('task_id')!r} is not of this split")
+        try:
+            derived = replay(task, record["spans"], chat, plan.config.agent).record()
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckFailed(f"{name} ({task.task_id}): spans do not make a rollout ({error!r})") from None
+        _equal_fields(f"{name} ({task.task_id})", derived, record, beside)
+        yield
+
+
+def _equal_fields(name: str, derived: dict, recorded: dict, beside: str) -> None:
+    """Compare as bytes, where 1, 1.0 and true differ; ``beside`` is the one field that no derivation gives."""
+    for key in sorted(derived.keys() | recorded.keys() - {beside}):
+        if key not in recorded or key not in derived or canonical(recorded[key]) != canonical(derived[key]):
+            raise CheckFailed(f"{name}: field {key} is not what its sampled tokens give")
+
+
+def evaluation(plan: Plan, stage: str, split: str, chat: Chat) -> Iterator[None]:
+    """Replay an agent evaluation and prove that it is complete: every task, every sample, in order."""
+    path = plan.run / stage / ROLLOUTS
+    records = read_lines(path, f"the rollouts of stage {stage}")
+    _complete(records, plan, split, f"{stage}/{ROLLOUTS}")
+    yield from rollouts(records, _by_id(plan, split), chat, plan, f"{stage}/{ROLLOUTS}", "sample")
+    _same_metrics(stage, result.load(plan.run / stage).metrics, aggregate(records))
+
+
+def training(plan: Plan, chat: Chat) -> Iterator[None]:
+    """Replay all training: tasks in the frozen order, groups, advantages, metrics, and the validations."""
+    config = plan.config.grpo
+    folder = plan.run / "grpo"
+    planned = [task.task_id for task in plan.training_order for _ in range(config.num_generations)]
+    names = sorted(path.name for path in (folder / STEPS).glob("*"))
+    if names != [step_name(step) for step in range(1, config.steps + 1)]:
+        raise CheckFailed(f"grpo/steps: {len(names)} files do not make the {config.steps} frozen steps")
+    tasks, steps = _by_id(plan, "train"), []
+    for number, name in enumerate(names):
+        where = f"grpo/steps/{name}"
+        step = read_json(folder / STEPS / name, "a training step")
+        steps.append(step)
+        if step.get("step") != number + 1:
+            raise CheckFailed(f"{where}: field step is {step.get('step')!r}")
+        records = step["rollouts"]
+        due = planned[number * config.batch_size : (number + 1) * config.batch_size]
+        if [record.get("task_id") for record in records] != due:
+            raise CheckFailed(f"{where}: field task_id is not in the frozen order of tasks")
+        yield from rollouts(records, tasks, chat, plan, where, "advantage")
+        advantages(records, config, where)
+        derived = step_metrics(records, config.num_generations)
+        _same_metrics(where, {key: step["metrics"].get(key) for key in derived}, derived)
+    _same_metrics("grpo", result.load(folder).metrics, training_metrics(steps))
+    yield from _validations(plan, chat)
+
+
+def _validations(plan: Plan, chat: Chat) -> Iterator[None]:
+    every = plan.config.grpo.validation_every
+    due = [validation_name(step) for step in range(every, plan.config.grpo.steps + 1, every)] if every else []
+    found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
+    if found != due:
+        raise CheckFailed(f"grpo/validation: found {found}, the plan wants {due}")
+    for name in due:
+        where = f"grpo/validation/{name}"
+        records = read_lines(plan.run / "grpo" / VALIDATION / name, "a validation")
+        _complete(records, plan, "development", where)
+        yield from rollouts(records, _by_id(plan, "development"), chat, plan, where, "sample")
+
+
+def advantages(records: list[dict], config, where: str) -> None:
+    """Recompute grouped advantages: (reward - mean) / (std + 1e-4), unbiased std of the group or the batch."""
+    rewards = [record["reward"] for record in records]
+    size = config.num_generations
+    for start in range(0, len(rewards), size):
+        group = rewards[start : start + size]
+        mean = sum(group) / size
+        spread = {"group": _std(group), "batch": _std(rewards), "none": None}[config.scale_rewards]
+        for place, reward in enumerate(group, start):
+            wanted = (reward - mean) / (1.0 if spread is None else spread + 1e-4)
+            found = records[place].get("advantage")
+            if not isinstance(found, float) or not abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
+                raise CheckFailed(f"{where} record {place}: field advantage is {found!r}, its group gives {wanted:.6f}")
+
+
+def _std(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def ancestry(plan: Plan, results: dict[str, Result]) -> None:
+    """The chain from the starting checkpoint over the adapter to the evaluated candidate."""
+    start = plan.document["checkpoint"]["digest"]
+    grpo, merge = results["grpo"].ancestry, results["merge"].ancestry
+    merged = digest(tree_digests(plan.run / "merge" / "checkpoint"))
+    adapter = digest(tree_digests(plan.run / "grpo" / "adapter"))
+    links = {
+        "baseline evaluated the starting checkpoint": (results["baseline"].ancestry["checkpoint"], start),
+        "GRPO began from the starting checkpoint": (grpo["checkpoint"], start),
+        "the adapter on disk is the trained one": (adapter, grpo["adapter"]),
+        "the merge took the starting checkpoint": (merge["checkpoint"], start),
+        "the merge took the trained adapter": (merge["adapter"], grpo["adapter"]),
+        "the merged checkpoint on disk is the written one": (merged, merge["merged_checkpoint"]),
+        "candidate evaluated the merged checkpoint": (results["candidate"].ancestry["checkpoint"], merged),
+        "retention measured the merged checkpoint": (results["retention"].ancestry["checkpoint"], merged),
+        "retention compares with the starting checkpoint": (results["retention"].ancestry["before"], start),
+    }
+    for link, (found, wanted) in links.items():
+        if found != wanted:
+            raise CheckFailed(f"ancestry: {link} does not hold ({found[:12]}…, not {wanted[:12]}…)")
+
+
+def retained(plan: Plan, recorded: Result) -> dict:
+    """Read the candidate's retention outputs again and compare with the recorded run. Returns the comparison."""
+    run = retention_run.load_run(plan.retention_run)
+    path = plan.run / "retention" / retention_run.OUTPUTS
+    outputs = read_lines(path, "the candidate's retention outputs")
+    retention_run.check_outputs(outputs, run.items, run.protocol, plan.run / "merge" / "checkpoint", str(path))
+    found = retention.compare(run.outputs, outputs, plan.config.retention.margin)
+    _same_metrics("retention", recorded.metrics, found)
+    return found
+
+
+def _by_id(plan: Plan, split: str) -> dict[str, Task]:
+    return {task.task_id: task for task in plan.splits[split]}
+
+
+def _complete(records: list[dict], plan: Plan, split: str, where: str) -> None:
+    samples = plan.config.evaluation.samples_per_task
+    due = [(task.task_id, sample) for task in plan.splits[split] for sample in range(samples)]
+    if len(records) != len(due):
+        raise CheckFailed(f"{where}: {len(records)} records for the {len(due)} frozen items")
+    for number, (record, item) in enumerate(zip(records, due)):
+        for field, wanted in zip(("task_id", "sample"), item):
+            if not isinstance(record, dict) or record.get(field) != wanted:
+                raise CheckFailed(f"{where} record {number}: field {field} is not the frozen item's, {wanted!r}")
+
+
+def _same_metrics(where: str, recorded: dict, derived: dict) -> None:
+    for key, value in derived.items():
+        if recorded.get(key) != value:
+            raise CheckFailed(f"{where}: metric {key} is {recorded.get(key)!r}, its records give {value!r}")
+
+
+def steps(plan: Plan) -> list[dict]:
+    """Metrics of every training step, in order."""
+    paths = sorted((plan.run / "grpo" / STEPS).glob("step-*.json"))
+    return [read_json(path, "a training step")["metrics"] for path in paths]
+
+
+def validations(plan: Plan) -> dict[int, dict]:
+    """Aggregates on the development split by training step."""
+    paths = sorted((plan.run / "grpo" / VALIDATION).glob("step-*.jsonl"))
+    return {int(path.stem[5:]): aggregate(read_lines(path, "a validation")) for path in paths}

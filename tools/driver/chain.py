@@ -1,0 +1,338 @@
+"""The stages as experiments on the cluster, one after another, by one who may be killed at any moment.
+
+Of each stage: look for its experiment by label; submit one only where there is none; follow it to its end; hold
+its result and outputs on disk against how it ended; keep log, metrics and the master's record of it. What was done
+is in ``RUN/driver.json`` before and after each submission, so that the next call goes on in the middle.
+"""
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from recipe.errors import CheckFailed, Refused
+from recipe.records import read_json
+from recipe.run.cluster import chart
+from recipe.run.evidence import CLAIM, RESULT
+from recipe.run.plan import ROOT, Plan
+from recipe.run.result import Result, completed, heading
+from recipe.run.result import load as load_result
+from recipe.stages import STAGES
+from tools.driver.records import Attempt, Experiment, Registered, State, load_state
+from tools.driver.remote import ENDED, Master, View
+
+CONFIGURATIONS = ROOT / "determined_configs"
+SETTLING = 20.0  # seconds in which a submission of a driver that was killed may still appear on the master
+LATE = 60.0  # seconds after which a file written on another node is visible here, whatever the file system caches
+LOG_LINES = 25
+
+
+def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: str, store: bool = False) -> dict:
+    """A stage's shipped YAML with its plan, and what its page shows of it.
+
+    ``store`` asks the merge stage to put its checkpoint into the cluster's storage as well, for the model registry.
+    """
+    shipped = yaml.safe_load((CONFIGURATIONS / f"{name}.yaml").read_text())
+    given = {"plan": str(plan_file), **({"store": True} if store and name == "merge" else {})}
+    return {
+        **shipped,
+        "description": f"{kind} plan {plan_id[:16]}, run {plan_file.parent}",
+        "labels": [label, label.split("/")[0], kind],
+        "hyperparameters": {**shipped["hyperparameters"], **given},
+    }
+
+
+def label_of(plan_id: str, name: str, number: int) -> str:
+    """Label of a stage's n-th submission: how a driver that was killed finds it again."""
+    return f"plan:{plan_id[:16]}/{name}" + (f"/{number}" if number > 1 else "")
+
+
+def set_aside(folder: Path) -> None:
+    """Keep the evidence of an unfinished or failed attempt under a free name."""
+    if folder.exists():
+        number = next(n for n in range(1, 1000) if not folder.with_name(f"{folder.name}.attempt-{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.attempt-{number}"))
+
+
+def on_disk(folder: Path, name: str) -> str:
+    """What lies on disk of a stage: ``nothing``, ``unfinished``, ``failed`` or ``complete``."""
+    if not (folder / name).exists():
+        return "nothing"
+    if not (folder / name / RESULT).is_file():
+        return "unfinished"
+    return "failed" if load_result(folder / name).failure else "complete"
+
+
+def owner(folder: Path) -> dict | None:
+    """The trial that a stage's folder belongs to: ids of cluster, experiment and trial; None for a local one."""
+    return read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """One driver a run; the lock goes with the process, however it ends."""
+    with open(run / ".driver.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another driver is at work on {run}") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            print(f"{run} is on a file system without locks: start no second driver on it", file=sys.stderr)
+        yield
+
+
+class Chain:
+    """The stages of one plan on one cluster.
+
+    Args:
+        again: whether a stage that failed is submitted anew; its evidence is set aside first.
+        register: model in the registry that gets the outcome; None for none.
+        say: shows a line to the user; ``progress`` shows one that the next may replace.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[str],
+        master: Master,
+        again: bool,
+        register: str | None,
+        say: Callable[[str], None],
+        progress: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time,
+    ):
+        self._plan, self._stages, self._master = plan, stages, master
+        self._again, self._model = again, register
+        self._say, self._progress, self._sleep, self._now = say, progress, sleep, now
+        self._plan_file = plan.run / "plan.json"
+        self._state = self._resumed()
+
+    def _resumed(self) -> State:
+        state = load_state(self._plan.run)
+        here = self._master.cluster
+        if state is None:
+            return State(self._plan.id, here)
+        if state.plan_id != self._plan.id:
+            raise Refused(
+                f"{self._plan_file} is not the plan that this run was started with "
+                f"({self._plan.id[:12]}…, not {state.plan_id[:12]}…); prepare a new run"
+            )
+        if state.cluster.id != here.id:
+            raise Refused(f"this run was started on {state.cluster.address}, not {here.address}; set DET_MASTER")
+        return state
+
+    def run(self) -> None:
+        """Bring every stage to its checked end, then register what came of it, once.
+
+        Raises:
+            Refused, CheckFailed: at the first stage that cannot be started or that failed.
+        """
+        site = yaml.safe_load((CONFIGURATIONS / "site.yaml").read_text())
+        self._workspace = site["workspace"]
+        self._project = self._master.project(self._workspace, site["project"])
+        for name in self._stages:
+            self._stage(name)
+        if self._model is None:
+            return
+        if self._state.registered is None:
+            self._state.registered = self._register(self._model)
+            self._save()
+        done = self._state.registered
+        self._say(f"registered: {done.holds} as {done.model} version {done.version}")
+
+    def _register(self, model: str) -> Registered:
+        """A version for what the merge stage stored; if nothing, for the adapter."""
+        results = {name: completed(self._plan, name) for name in ("grpo", "merge", "report")}
+        metadata = {
+            "plan_id": self._plan.id,
+            "kind": self._plan.kind,
+            "qualified": results["report"].metrics["qualified"],
+            "starting_checkpoint": self._plan.document["checkpoint"]["digest"],
+            "adapter": results["grpo"].ancestry["adapter"],
+            "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
+            "folder": str(self._plan.run / "merge" / "checkpoint"),
+        }
+        for name, holds in (("merge", "merge/checkpoint"), ("grpo", "grpo/adapter")):
+            attempts = self._state.attempts.get(name)
+            for checkpoint in reversed(attempts[-1].ended.checkpoints if attempts else []):
+                if self._master.stored(checkpoint.uuid) is not None:
+                    metadata = {**metadata, "holds": holds}
+                    text = f"{holds} of {self._plan.kind} plan {self._plan.id[:16]}"
+                    return self._master.register(model, checkpoint.uuid, holds, self._workspace, text, metadata)
+        raise Refused("no stage of this run left a checkpoint in the cluster's storage; there is nothing to register")
+
+    # ---- one stage
+
+    def _stage(self, name: str) -> None:
+        attempt, known = self._attempt(name)
+        if attempt is None:
+            completed(self._plan, name)
+            self._say(f"{name}: complete on disk, by no experiment of this driver")
+            return
+        if attempt.failure:
+            raise CheckFailed(f"stage {name}: {attempt.failure}; once it is mended, go on with --resume")
+        if attempt.ended is not None:
+            completed(self._plan, name)
+            self._say(f"{name}: complete, experiment {attempt.experiment}")
+            return
+        if attempt.experiment is None:
+            attempt.experiment = self._found(name, attempt, known) or self._submitted(name, attempt)
+            self._save()
+        number = attempt.experiment
+        self._say(f"{name}: experiment {number}, {self._master.page(number)}")
+        self._master.annotate(number, self._notes(name))
+        self._judge(name, attempt, self._follow(name, number))
+
+    def _attempt(self, name: str) -> tuple[Attempt | None, bool]:
+        """The submission in hand, and whether an earlier call wrote it down; None where the disk says all."""
+        attempts = self._state.attempts.setdefault(name, [])
+        if attempts and not (attempts[-1].failure and self._again):
+            return attempts[-1], True
+        attempt = Attempt(label_of(self._plan.id, name, len(attempts) + 1), self._now())
+        disk = on_disk(self._plan.run, name)
+        if not attempts and disk != "nothing" and not self._search(name, attempt):
+            claim = owner(self._plan.run / name)
+            if disk == "complete" and claim and claim["cluster"] == self._master.cluster.id:
+                attempt.experiment = claim["experiment"]  # was submitted by hand
+            elif disk == "complete":
+                return None, False
+            elif not self._again:
+                raise Refused(
+                    f"{self._plan.run / name} is used already ({disk}), by no experiment of this driver; "
+                    "go on with --resume, or prepare a new run"
+                )
+        attempts.append(attempt)
+        self._save()
+        return attempt, False
+
+    def _search(self, name: str, attempt: Attempt) -> list[int]:
+        """By label and plan; else by the claim on the folder, which also tells of one that was moved or relabelled."""
+        found = self._master.find(self._project, name, str(self._plan_file), attempt.label)
+        claim = owner(self._plan.run / name)
+        if found or not claim or claim["cluster"] != self._master.cluster.id:
+            return found
+        return [claim["experiment"]] if self._master.look(claim["experiment"]).state not in ENDED else []
+
+    def _found(self, name: str, attempt: Attempt, known: bool) -> int | None:
+        """The experiment of this attempt, if there is one; a submission may still be on its way to the master."""
+        while not (found := self._search(name, attempt)):
+            if not known or self._now() - attempt.requested > SETTLING:
+                return None
+            self._progress(f"{name}: looking for a submission that was interrupted")
+            self._sleep(1.0)
+        if len(found) > 1:
+            raise Refused(
+                f"stage {name} has {len(found)} experiments with this plan ({', '.join(map(str, found))}); kill all "
+                f"but one, and take the label {attempt.label} from the others"
+            )
+        self._say(f"{name}: found experiment {found[0]} again")
+        return found[0]
+
+    def _submitted(self, name: str, attempt: Attempt) -> int:
+        if STAGES[name].resumable and on_disk(self._plan.run, name) == "unfinished":
+            (self._plan.run / name / CLAIM).unlink(missing_ok=True)  # its experiment has ended: hand it on
+        else:
+            set_aside(self._plan.run / name)
+        store = self._model is not None
+        wanted = configuration(name, self._plan.id, self._plan.kind, self._plan_file, attempt.label, store)
+        return self._master.submit(wanted, ROOT, self._project)
+
+    def _follow(self, name: str, number: int) -> View:
+        """Wait for the end, showing how far it is. A pause is not an end."""
+        pause, shown, started = 0.5, "", False
+        while (view := self._master.look(number)).state not in ENDED:
+            if view.state != shown and view.state == "PAUSED":
+                self._say(
+                    f"{name}: experiment {number} is paused; waiting until it is activated again "
+                    f"(det experiment activate {number})"
+                )
+            elif view.state != shown and started:  # lost its machine, or goes on
+                self._say(f"{name}: experiment {number} is {view.state.lower()} again{_reading(view)}")
+            shown, started = view.state, started or view.state == "RUNNING"
+            self._progress(f"{name}: {shown}{_reading(view)}")
+            self._sleep(pause)
+            pause = min(pause * 1.3, 10.0)
+        return view
+
+    def _judge(self, name: str, attempt: Attempt, view: View) -> None:
+        """Hold what lies on disk against how the experiment ended; both must say that the stage is complete."""
+        number, run = attempt.experiment, self._plan.run
+        if view.state != "DELETED":
+            self._master.save_reports(number, run / "logs" / f"{name}.log", run / "metrics" / f"{name}.jsonl")
+        problem = self._problem(name, number, view)
+        if problem is None:
+            attempt.ended = self._master.record(number)
+            self._save()
+            self._master.annotate(number, self._notes(name))
+            self._say(f"{name}: complete{_outcome(load_result(run / name), attempt.ended)}")
+            return
+        attempt.failure = problem
+        self._save()
+        for line in self._master.last_lines(number, LOG_LINES) if view.state != "DELETED" else ():
+            self._say(f"  | {line}")
+        self._say(f"{name}: see {self._master.page(number)}")
+        raise CheckFailed(f"stage {name}: {problem}; once it is mended, go on with --resume")
+
+    def _problem(self, name: str, number: int, view: View) -> str | None:
+        run, folder, waited = self._plan.run, self._plan.run / name, 0.0
+        while view.state == "COMPLETED" and not (folder / RESULT).is_file() and waited < LATE:
+            self._sleep(2.0)
+            waited += 2.0
+            os.listdir(run)  # makes a network file system look again
+        disk, claim = on_disk(run, name), owner(folder)
+        if claim and claim["experiment"] != number:
+            return f"experiment {number} ended {view.state}, but {folder} belongs to experiment {claim['experiment']}"
+        if disk == "failed":
+            return load_result(folder).failure
+        if view.state != "COMPLETED" and disk == "complete":
+            return f"complete on disk, but experiment {number} ended {view.state} on the cluster"
+        if view.state != "COMPLETED":
+            return f"experiment {number} ended {view.state}"
+        if disk != "complete":
+            return f"experiment {number} is COMPLETED on the cluster, but {folder / RESULT} is missing"
+        try:
+            completed(self._plan, name)
+        except Refused as refusal:
+            return f"experiment {number} is COMPLETED on the cluster, but {refusal}"
+        return None
+
+    def _notes(self, name: str) -> str:
+        """What the experiment's page tells: where it stands in the run, and what came of it."""
+        lines = [heading(self._plan, name)]
+        for stage in self._stages:
+            attempts = self._state.attempts.get(stage) or [None]
+            number = attempts[-1] and attempts[-1].experiment
+            link = f"[experiment {number}]({self._master.page(number)})" if number else "not submitted"
+            lines.append(f"- {stage}: {link}")
+        if on_disk(self._plan.run, name) == "complete":
+            lines += ["", load_result(self._plan.run / name).describe()]
+        return "\n".join(lines)
+
+    def _save(self) -> None:
+        self._state.save(self._plan.run)
+
+
+def _reading(view: View) -> str:
+    """Steps and the numbers that say most while a stage runs."""
+    shown = [f"step {view.steps}"] if view.steps else []
+    last = {name: view.metrics[chart(name)] for name in ("reward", "strict_success") if chart(name) in view.metrics}
+    return ", ".join(["", *shown, *(f"{name} {value:.3g}" for name, value in last.items())])
+
+
+def _outcome(result: Result, experiment: Experiment) -> str:
+    """Time and gates; those that did not pass are named. A result knows the last run of an interrupted stage alone."""
+    gates, runs = result.gates, len(experiment.segments)
+    failed = [name for name, passed in gates.items() if not passed]
+    said = [f"{result.seconds['total']:.0f} s" + (f" in the last of {runs} runs" if runs > 1 else "")]
+    said += [f"gates passed: {len(gates) - len(failed)} of {len(gates)}"] if gates else []
+    said += [f"FAILED: {', '.join(failed)}"] if failed else []
+    return "".join(f", {part}" for part in said)

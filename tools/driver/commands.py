@@ -1,0 +1,215 @@
+"""Chains the stages of a run, as experiments on the cluster or as processes on this machine.
+
+    python -m tools.driver run --model /abs/sft/checkpoint --retention-run /abs/sft/run --output runs/my-pilot
+    python -m tools.driver run --plan runs/my-pilot/plan.json [--local] [--resume]
+    python -m tools.driver status --run runs/my-pilot
+    python -m tools.driver fetch  --run runs/my-pilot --to ./artifacts
+    python -m tools.driver verify --run runs/my-pilot
+
+On the cluster (DET_MASTER and Determined's own login) the same command goes on where an earlier one stood, also after
+it was killed: it finds the running experiment again and submits none twice. A stage that failed stops the chain;
+--resume sets its evidence aside and repeats it. A run of all stages ends with a manifest, which verify proves again.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from recipe import config
+from recipe.errors import Refused
+from recipe.files import tree_digests
+from recipe.run.entrypoint import guarded
+from recipe.run.plan import Plan, load, prepare
+from recipe.run.result import completed, shown
+from recipe.run.result import load as load_result
+from recipe.stages import NAMES, STAGES
+from tools.driver import chain, local, manifest, remote
+from tools.driver.records import STATE, load_state
+
+
+def run(given: argparse.Namespace) -> int:
+    """All stages in order."""
+    if given.dry_run:
+        return _dry_run(given)
+    plan_file = given.plan.resolve() if given.plan else _prepared(given)
+    if given.local:
+        return local.run(plan_file, NAMES, given.resume)
+    plan = load(plan_file)
+    with chain.alone(plan.run):
+        chain.Chain(plan, NAMES, remote.connect(say=_say), given.resume, given.register, _say, _progress).run()
+        _say(f"manifest: {manifest.write(plan, NAMES)}")
+    _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+    return 0
+
+
+def _prepared(given: argparse.Namespace) -> Path:
+    """The plan file in ``--output``, frozen now unless it is there already for the same inputs."""
+    plan_file = given.output.resolve() / "plan.json"
+    wanted = config.resolve(config.read(given.config))
+    if not plan_file.exists():
+        frozen = prepare(given.model, given.retention_run, wanted, given.output)
+        _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
+        return plan_file
+    document = load(plan_file, check_inputs=False).document
+    for option, found, now in (
+        ("--model", document["checkpoint"]["path"], str(given.model.resolve())),
+        ("--retention-run", document["retention_run"]["path"], str(given.retention_run.resolve())),
+        ("--config", document["config"], asdict(wanted)),
+    ):
+        if found != now:
+            raise Refused(f"{plan_file} was frozen with another {option}; go on with --plan, or choose a new --output")
+    return plan_file
+
+
+def _dry_run(given: argparse.Namespace) -> int:
+    """Print every configuration as it would be submitted. Asks no master and writes nothing."""
+    plan_file = given.plan.resolve() if given.plan else given.output.resolve() / "plan.json"
+    plan = load(plan_file) if plan_file.exists() else None
+    identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
+    for name in NAMES:
+        label, store = chain.label_of(identity, name, 1), given.register is not None
+        wanted = chain.configuration(name, identity, kind, plan_file, label, store)
+        print(f"---\n{yaml.safe_dump(wanted, sort_keys=False)}", end="")
+    return 0
+
+
+def status(folder: Path) -> None:
+    """Print a table of the stages, with the cluster's word where it can be asked."""
+    plan = load(folder / "plan.json", check_inputs=False)
+    print(f"{plan.kind} plan {plan.id[:16]} in {plan.run}")
+    for row in (("stage", "experiment", "state", "time", "key metric"), *_rows(plan)):
+        print("  {:<10} {:>10}  {:<12} {:>8}  {}".format(*row).rstrip())
+    if (plan.run / manifest.NAME).exists():
+        print(f"manifest: {plan.run / manifest.NAME}")
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
+    state, master, refusal = load_state(plan.run), None, None
+    for name, facts in STAGES.items():
+        attempts = state.attempts.get(name) if state else None
+        attempt = attempts[-1] if attempts else None
+        disk = chain.on_disk(plan.run, name)
+        word = "not started" if disk == "nothing" else disk
+        if attempt and attempt.failure:
+            word = "failed"
+        elif attempt and attempt.experiment and attempt.ended is None:
+            if master is None and refusal is None:
+                try:
+                    master = remote.connect(state.cluster.address)
+                except Refused as error:
+                    refusal = error
+                    print(f"as last seen: {refusal}", file=sys.stderr)
+            word = master.look(attempt.experiment).state.lower() if master else "submitted"
+        number = str(attempt.experiment or "") if attempt else ""
+        if disk in ("complete", "failed"):
+            result = load_result(plan.run / name)
+            value = shown(result.metrics.get(facts.headline, ""))
+            yield name, number, word, f"{result.seconds['total']:.0f} s", f"{facts.headline} {value}".strip()
+        else:
+            yield name, number, word, "", ""
+
+
+def fetch(folder: Path, target: Path) -> None:
+    """Copy what the run came to into a new folder, checked; ``verify`` works there as well.
+
+    Left behind are unfinished attempts and what a paused training would go on from.
+    """
+    plan = load(folder / "plan.json", check_inputs=False)
+    if target.exists():
+        raise Refused(f"{target} exists already; choose a new folder")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    names = ["plan.json", "tasks.json", STATE, manifest.NAME, "logs", "metrics"]
+    names += [name for name in NAMES if chain.on_disk(plan.run, name) == "complete"]
+    for name in names:
+        source = plan.run / name
+        if source.is_dir():
+            shutil.copytree(source, partial / name)
+        elif source.exists():
+            shutil.copyfile(source, partial / name)
+    copied = load(partial / "plan.json", check_inputs=False)
+    for name in NAMES:
+        if (partial / name).exists():
+            completed(copied, name)
+    partial.rename(target)
+    print(f"{target}: {len(tree_digests(target))} files")
+
+
+def verify(folder: Path, replayed: bool) -> None:
+    """Prove the manifest again; what this machine cannot check is said."""
+    lines = list(manifest.verify(folder, NAMES, remote.connect, replayed))
+    print(*lines, sep="\n", end="\n" if lines else "")
+    whole = not any(line.startswith(manifest.UNCHECKED) for line in lines)
+    print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
+
+
+_open_line = False  # a progress line stands on the terminal
+
+
+def _say(line: str) -> None:
+    global _open_line
+    if _open_line:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        _open_line = False
+    print(line, flush=True)
+
+
+def _progress(line: str) -> None:
+    """On a terminal the line that stands there is replaced; a log gets none."""
+    global _open_line
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        _open_line = True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    start = commands.add_parser("run", help="run all stages in order, or go on with them")
+    start.add_argument("--plan", type=Path, help="plan.json of a prepared run; or the next three:")
+    start.add_argument("--model", type=Path, help="checkpoint folder to start from")
+    start.add_argument("--retention-run", type=Path, help="its recorded retention run")
+    start.add_argument("--output", type=Path, help="run folder; its plan is frozen first, if it has none")
+    start.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
+    start.add_argument("--local", action="store_true", help="on this machine, one process a stage")
+    start.add_argument("--resume", action="store_true", help="repeat what failed; with --local: go on")
+    start.add_argument("--register", metavar="NAME", help="put the outcome into the model registry")
+    start.add_argument("--dry-run", action="store_true", help="print the configurations, submit nothing")
+    for name, text in (
+        ("status", "a table of the stages"),
+        ("fetch", "copy the run's artifacts"),
+        ("verify", "prove the manifest again, on disk and on the cluster"),
+    ):
+        command = commands.add_parser(name, help=text)
+        which = command.add_mutually_exclusive_group(required=True)
+        which.add_argument("--run", type=Path, help="run folder")
+        which.add_argument(
+            "--plan", dest="run", metavar="PLAN", type=lambda path: Path(path).parent, help="its plan.json"
+        )
+        if name == "fetch":
+            command.add_argument("--to", type=Path, required=True, help="new folder")
+        if name == "verify":
+            command.add_argument("--replay", action="store_true", help="derive every recorded rollout again as well")
+    given = parser.parse_args()
+    if given.command == "run":
+        new = (given.model, given.retention_run, given.output)
+        if bool(given.plan) == all(new) or (given.plan and any((*new, given.config))):
+            start.error("give either --plan, or --model, --retention-run and --output")
+        if given.local and (given.register or given.dry_run):
+            start.error("--register and --dry-run are for the cluster")
+        return guarded(lambda: run(given))
+    work = {
+        "status": lambda: status(given.run),
+        "fetch": lambda: fetch(given.run, given.to),
+        "verify": lambda: verify(given.run, given.replay),
+    }
+    return guarded(work[given.command])
+

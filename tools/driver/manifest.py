@@ -1,0 +1,383 @@
+"""``RUN/manifest.json``: what a run made of what, and the proof of it again, later and elsewhere.
+
+An in-toto Statement (https://in-toto.io/Statement/v1) about the files of the merged checkpoint and of the summary,
+with a SLSA provenance predicate (https://slsa.dev/provenance/v1) whose extension fields, named ``recipe_…`` as that
+specification asks, carry one record a stage. Digests of files are ``sha256``; of folders ``sha256Tree``, SHA-256 of
+the canonical JSON of ``{path: sha256}``. Each stage's inputs are outputs of earlier ones or what the plan froze, so
+that the records are a chain from the starting checkpoint to the summary.
+
+The document is a function of the run folder alone. So :func:`write` proves what it writes, and :func:`verify` makes
+it again from the disk, compares field by field, then asks the cluster for its side.
+"""
+
+import calendar
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from recipe import report
+from recipe.errors import CheckFailed, Refused
+from recipe.files import digest, file_digest, tree_digests, write_json
+from recipe.policy.checkpoint import identity
+from recipe.records import read_json
+from recipe.run.evidence import CLAIM, RESULT
+from recipe.run.plan import Plan, load, package_sources
+from recipe.run.result import Result, completed
+from recipe.stages import EVIDENCE, STAGES
+from recipe.verify import replay
+from tools.driver.records import Experiment, Registered, State, load_state, parse
+from tools.driver.remote import Master
+
+NAME = "manifest.json"
+LAYOUT = 2
+STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
+BUILD = "urn:german-tool-rl:chain:1"
+CLOCK = 1.0  # seconds: stages note whole ones
+
+FOLDERS = ("grpo/adapter", "merge/checkpoint", "report/summary")  # outputs that are handed on as a whole
+SUBJECTS = FOLDERS[1:]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """in-toto's ResourceDescriptor."""
+
+    name: str
+    digest: dict[str, str]
+
+
+@dataclass(frozen=True)
+class BuildDefinition:
+    buildType: str
+    externalParameters: dict
+    internalParameters: dict
+    resolvedDependencies: list[Resource]
+
+
+@dataclass(frozen=True)
+class Builder:
+    id: str
+    version: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    invocationId: str
+    startedOn: str
+    finishedOn: str
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    builder: Builder
+    metadata: Metadata
+    byproducts: list[Resource]  # logs and reported metrics
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    name: str
+    startedOn: str
+    finishedOn: str
+    inputs: list[Resource]
+    outputs: list[Resource]
+    metrics: dict
+    gates: dict[str, bool]
+    machine: dict
+    experiment: Experiment | None  # None: not run by an experiment of the driver
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    kind: str
+    qualified: bool
+    not_qualified_because: list[str]
+    gates: dict[str, bool]
+    registered: Registered | None
+
+
+@dataclass(frozen=True)
+class Predicate:
+    buildDefinition: BuildDefinition
+    runDetails: RunDetails
+    recipe_layout: int
+    recipe_plan_id: str
+    recipe_stages: list[StageRecord]
+    recipe_conclusion: Conclusion
+
+
+@dataclass(frozen=True)
+class Statement:
+    _type: str
+    subject: list[Resource]
+    predicateType: str
+    predicate: Predicate
+
+
+def write(plan: Plan, stages: Sequence[str]) -> Path:
+    """Check the whole run and write its manifest.
+
+    Raises:
+        Refused, CheckFailed: the first thing that does not hold; nothing is written.
+    """
+    path = plan.run / NAME
+    write_json(path, asdict(made(plan, stages)))
+    return path
+
+
+def made(plan: Plan, stages: Sequence[str]) -> Statement:
+    """The manifest of what lies in the run folder, every link of it checked."""
+    state = load_state(plan.run)
+    if state is not None and state.plan_id != plan.id:
+        raise CheckFailed(f"driver.json is of plan {state.plan_id[:12]}…, the run of {plan.id[:12]}…")
+    results = {name: completed(plan, name) for name in stages}
+    replay.ancestry(plan, results)
+    summary = _summary(plan, results)
+    known = _frozen(plan)
+    records = [_stage(plan, name, results[name], known, state) for name in stages]
+    _in_order(records)
+    document = plan.document
+    parameters = {key: document[key] for key in ("config", "deviations")}
+    frozen = {key: document[key] for key in ("practice", "versions", "repository")}
+    return Statement(
+        _type=STATEMENT,
+        subject=[
+            Resource(f"{stage.name}/{path}", {"sha256": sha})
+            for stage in records
+            for path, sha in sorted(results[stage.name].outputs.items())
+            if f"{stage.name}/{path}".startswith(tuple(f"{folder}/" for folder in SUBJECTS))
+        ],
+        predicateType=PREDICATE,
+        predicate=Predicate(
+            buildDefinition=BuildDefinition(BUILD, parameters, frozen, _dependencies(plan, known)),
+            runDetails=RunDetails(
+                builder=_builder(state),
+                metadata=Metadata(
+                    invocationId=f"{plan.id[:16]}@{records[0].startedOn}",
+                    startedOn=records[0].startedOn,
+                    finishedOn=records[-1].finishedOn,
+                ),
+                byproducts=[
+                    Resource(f"{folder}/{path}", {"sha256": sha})
+                    for folder in ("logs", "metrics")
+                    for path, sha in tree_digests(plan.run / folder).items()
+                ],
+            ),
+            recipe_layout=LAYOUT,
+            recipe_plan_id=plan.id,
+            recipe_stages=records,
+            recipe_conclusion=Conclusion(
+                kind=plan.kind,
+                qualified=summary["qualified"],
+                not_qualified_because=summary["not_qualified_because"],
+                gates=summary["gates"],
+                registered=state and state.registered,
+            ),
+        ),
+    )
+
+
+def _frozen(plan: Plan) -> dict[str, dict[str, str]]:
+    """Digests of what the plan froze, by the names that the stages' inputs go by."""
+    return {
+        "checkpoint": {"sha256Tree": plan.document["checkpoint"]["digest"]},
+        "retention-baseline": {"sha256Tree": digest(plan.document["retention_run"]["files"])},
+        "tasks.json": {"sha256": plan.document["tasks"]},  # the file is its canonical JSON
+    }
+
+
+def _dependencies(plan: Plan, known: dict[str, dict[str, str]]) -> list[Resource]:
+    frozen = [Resource(name, known[name]) for name in _frozen(plan)]
+    parts = [Resource(name, {"sha256Tree": digest(plan.document[name])}) for name in ("sources", "trainer")]
+    commit = plan.document["repository"]["commit"]
+    return [*frozen, *parts, *([Resource("repository", {"gitCommit": commit})] if commit else [])]
+
+
+def _builder(state: State | None) -> Builder:
+    if state is None:
+        return Builder("urn:german-tool-rl:local", {})
+    cluster = state.cluster
+    return Builder(f"urn:determined:{cluster.id}", {"determined": cluster.determined, "master": cluster.master})
+
+
+def _stage(plan: Plan, name: str, result: Result, known: dict[str, dict[str, str]], state: State | None) -> StageRecord:
+    """The record of a stage; its outputs join ``known``, from which the inputs of later ones are taken."""
+    inputs = [Resource(path, known[path]) for path in _inputs_of(name)]
+    outputs = {f"{name}/{path}": {"sha256": sha} for path, sha in sorted(result.outputs.items())}
+    outputs[f"{name}/{RESULT}"] = {"sha256": file_digest(plan.run / name / RESULT)}
+    for folder in FOLDERS:
+        below = f"{folder}/"
+        files = {path.removeprefix(below): entry["sha256"] for path, entry in outputs.items() if path.startswith(below)}
+        if files:
+            outputs[folder] = {"sha256Tree": digest(files)}
+    known.update(outputs)
+    attempts = state.attempts.get(name) if state else None
+    experiment = attempts[-1].ended if attempts else None
+    if attempts and experiment is None:
+        raise CheckFailed(f"stage {name}: experiment {attempts[-1].experiment} has not been followed to its end")
+    if experiment and experiment.state != "COMPLETED":
+        raise CheckFailed(f"stage {name}: experiment {experiment.id} is {experiment.state}, not COMPLETED")
+    if experiment:
+        claimed = read_json(plan.run / name / CLAIM, f"the claim of stage {name}")
+        if claimed != {"cluster": state.cluster.id, "experiment": experiment.id, "trial": experiment.trial}:
+            raise CheckFailed(f"stage {name}: {CLAIM} names experiment {claimed['experiment']}, not {experiment.id}")
+    finished = _seconds(result.started) + result.seconds["total"]
+    return StageRecord(
+        name=name,
+        startedOn=result.started,
+        finishedOn=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(finished)),
+        inputs=inputs,
+        outputs=[Resource(path, entry) for path, entry in outputs.items()],
+        metrics=result.metrics,
+        gates=result.gates,
+        machine=result.machine,
+        experiment=experiment,
+    )
+
+
+def _inputs_of(name: str) -> list[str]:
+    """A stage's inputs by the names of their digests; a whole stage is an input by its result."""
+    return [f"{path}/{RESULT}" if path in STAGES else path for path in STAGES[name].inputs]
+
+
+def _seconds(stamp: str) -> float:
+    return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
+
+
+def _in_order(records: list[StageRecord]) -> None:
+    """A stage starts after those that it builds on."""
+    ends = {record.name: _seconds(record.finishedOn) for record in records}
+    for record in records:
+        for source in {entry.name.split("/")[0] for entry in record.inputs} & ends.keys():
+            if _seconds(record.startedOn) + CLOCK < ends[source]:
+                raise CheckFailed(f"order: stage {record.name} started {record.startedOn}, before {source} had ended")
+
+
+def _summary(plan: Plan, results: dict[str, Result]) -> dict:
+    """The summary, held against the results that it speaks of."""
+    summary = read_json(plan.run / "report" / "summary" / "summary.json", "the summary")
+    gates = {f"{name}: {gate}": passed for name in EVIDENCE for gate, passed in results[name].gates.items()}
+    wanted = {"plan_id": plan.id, "kind": plan.kind, "gates": gates, "qualified": not summary["not_qualified_because"]}
+    for key, value in wanted.items():
+        if summary[key] != value:
+            raise CheckFailed(f"summary: {key} is {summary[key]!r}, the results say {value!r}")
+    return summary
+
+
+# ---- proving it again
+
+UNCHECKED = "not checked: "
+
+
+def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], replayed: bool) -> Iterator[str]:
+    """Hold the manifest against the run folder and the cluster.
+
+    Yields a line for each thing that it could not check (beginning with :data:`UNCHECKED`) or that has changed since
+    as it may.
+
+    Args:
+        ask: logs in to the master at a recorded address, or raises :class:`Refused`.
+        replayed: whether every recorded rollout is derived again as well.
+
+    Raises:
+        Refused, CheckFailed: names what does not hold.
+    """
+    document = read_json(run / NAME, "the manifest")
+    recorded = parse(Statement, document, NAME)
+    if recorded.predicate.recipe_layout != LAYOUT:
+        raise Refused(f"{run / NAME} has layout {recorded.predicate.recipe_layout}, this package reads {LAYOUT}")
+    plan = load(run / "plan.json", check_inputs=False)
+    yield from _inputs(plan)
+    for line in differences(document, asdict(made(plan, stages)), NAME):
+        raise CheckFailed(line)
+    yield from _on_cluster(recorded, load_state(run), ask)
+    if replayed:
+        if package_sources() != plan.document["sources"]:
+            commit = plan.document["repository"]["commit"] or "none"
+            raise Refused(f"replay: these are not the sources of the run; check out its commit {commit[:12]}")
+        report.verify(plan, {name: completed(plan, name) for name in EVIDENCE})
+
+
+def _inputs(plan: Plan) -> Iterator[str]:
+    """What the plan froze and keeps elsewhere, where this machine has it."""
+    frozen, recorded = plan.document["checkpoint"], plan.document["retention_run"]
+    if not plan.checkpoint.is_dir():
+        yield f"{UNCHECKED}the starting checkpoint: {plan.checkpoint} is not on this machine"
+    elif identity(plan.checkpoint)["digest"] != frozen["digest"]:
+        raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
+    if not plan.retention_run.is_dir():
+        yield f"{UNCHECKED}the recorded retention run: {plan.retention_run} is not on this machine"
+    elif tree_digests(plan.retention_run) != recorded["files"]:
+        raise CheckFailed(f"the retention run {plan.retention_run} is not the one that the plan froze")
+
+
+_ABSENT = object()
+
+
+def differences(recorded, found, where: str) -> Iterator[str]:
+    """The places where two plain documents differ, named."""
+    if isinstance(recorded, dict) and isinstance(found, dict):
+        for key in sorted(recorded.keys() | found.keys()):
+            place = f"{where}: {key}" if where == NAME else f"{where}.{key}"
+            yield from differences(recorded.get(key, _ABSENT), found.get(key, _ABSENT), place)
+    elif isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
+        for number, (one, other) in enumerate(zip(recorded, found)):
+            name = other.get("name", number) if isinstance(other, dict) else number
+            yield from differences(one, other, f"{where}[{name}]")
+    elif recorded != found or type(recorded) is not type(found):  # 1, 1.0 and True are equal in Python
+        yield f"{where} is {_short(recorded)}, the run says {_short(found)}"
+
+
+def _short(value) -> str:
+    text = "absent" if value is _ABSENT else repr(value)
+    return text if len(text) < 80 else f"{text[:77]}…"
+
+
+def _on_cluster(recorded: Statement, state: State | None, ask: Callable[[str], Master]) -> Iterator[str]:
+    """Ask the master for every experiment again: configuration as submitted, state, runs, checkpoints."""
+    stages = [stage for stage in recorded.predicate.recipe_stages if stage.experiment is not None]
+    for stage in recorded.predicate.recipe_stages:
+        if stage.experiment is None:
+            yield f"{UNCHECKED}stage {stage.name} on a cluster: it was not run by an experiment of the driver"
+    if not stages:
+        return
+    try:
+        master = ask(state.cluster.address)
+    except Refused as refusal:
+        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {refusal}"
+        return
+    if master.cluster.id != state.cluster.id:
+        where = f"{master.cluster.address} is another cluster"
+        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {where}"
+        return
+    registered = state.registered and state.registered.checkpoint
+    for stage in stages:
+        wanted, where = stage.experiment, f"{NAME}: stage {stage.name}"
+        if master.look(wanted.id).state == "DELETED":
+            raise CheckFailed(f"{where}: experiment {wanted.id} is not on {master.cluster.address}")
+        found = master.record(wanted.id)
+        now = replace(found, asked=wanted.asked, checkpoints=wanted.checkpoints)
+        for line in differences(asdict(wanted), asdict(now), f"{where}: experiment"):
+            raise CheckFailed(line.replace("the run says", "the cluster says"))
+        yield from _checkpoints(wanted, found, registered, f"{where}: experiment {wanted.id}")
+
+
+def _checkpoints(wanted: Experiment, found: Experiment, registered: str | None, where: str) -> Iterator[str]:
+    """The recorded checkpoints are there still, or were collected by the rule that the master had."""
+    kept = wanted.policy.kept(wanted.checkpoints) | {registered}
+    there = {checkpoint.uuid: checkpoint for checkpoint in found.checkpoints if checkpoint.state == "COMPLETED"}
+    for uuid in sorted(there.keys() - {checkpoint.uuid for checkpoint in wanted.checkpoints}):
+        raise CheckFailed(f"{where} has checkpoint {uuid} on the cluster, which is not recorded")
+    gone = [checkpoint for checkpoint in wanted.checkpoints if checkpoint.uuid not in there]
+    for checkpoint in wanted.checkpoints:
+        if checkpoint in gone and checkpoint.uuid in kept:
+            raise CheckFailed(
+                f"{where}: checkpoint {checkpoint.uuid} of step {checkpoint.steps} is no longer in the cluster's "
+                "storage, though its policy keeps it"
+            )
+        if checkpoint not in gone and there[checkpoint.uuid] != checkpoint:
+            raise CheckFailed(f"{where}: checkpoint {checkpoint.uuid} is {checkpoint}, the cluster says otherwise")
+    if gone:
+        steps = ", ".join(str(checkpoint.steps) for checkpoint in gone)
+        yield f"collected since by the cluster's policy: experiment {wanted.id}, checkpoints of step {steps}"
