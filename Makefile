@@ -32,7 +32,7 @@ runs/practice/practice.yaml: | .venv/ready
 	OMP_NUM_THREADS=2 $(PY) -m recipe.practice --output runs/practice
 
 runs/demo/plan.json: | runs/practice/practice.yaml
-	$(PY) -m experiments.prepare --model runs/practice/checkpoint --retention-run runs/practice/retention-run \
+	$(PY) -m experiments.prepare --model runs/practice/checkpoint --retention-baseline runs/practice/retention-baseline \
 		--config runs/practice/practice.yaml --output runs/demo
 
 runs/demo/report/summary/summary.md: | runs/demo/plan.json

@@ -1,6 +1,6 @@
 """Freezes a plan: inputs, configuration, sources and versions, before anything runs.
 
-    python -m experiments.prepare --model /abs/sft/merged-checkpoint --retention-run /abs/sft/run \\
+    python -m experiments.prepare --model /abs/sft/merged-checkpoint --retention-baseline /abs/sft/run \\
         --output runs/my-pilot [--config overrides.yaml]
 
 The configuration is a YAML of overrides, such as {grpo: {steps: 16}}; the defaults are in recipe/config.py.
@@ -19,7 +19,7 @@ from recipe.run.entrypoint import Flags
 def main() -> int:
     parser = Flags("prepare", __doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder to start from")
-    parser.add_argument("--retention-run", type=Path, required=True, help="its recorded retention run")
+    parser.add_argument("--retention-baseline", "--retention-run", type=Path, required=True, help="its retention baseline")
     parser.add_argument("--output", type=Path, required=True, help="new run folder")
     parser.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
     parser.add_argument("--repository", type=Path, default=plan.ROOT, help="git checkout of this code (%(default)s)")
@@ -29,7 +29,7 @@ def main() -> int:
 def freeze(given: argparse.Namespace, runtime: Runtime) -> dict:
     settings = config.resolve(config.read(given.config))
     repeated = runtime.owner is not None
-    frozen = plan.prepare(given.model, given.retention_run, settings, given.output, given.repository, repeated)
+    frozen = plan.prepare(given.model, given.retention_baseline, settings, given.output, given.repository, repeated)
     print(f"{frozen.kind} plan {frozen.id[:16]} frozen in {frozen.run / 'plan.json'}")
     return {"frozen": True}
 

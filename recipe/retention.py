@@ -1,6 +1,6 @@
 """Retention: whether the candidate still solves what the starting checkpoint solved, without tools.
 
-The starting checkpoint's side is its recorded run (:mod:`recipe.mgsm.record`); only the candidate is measured.
+The starting checkpoint's side is its retention baseline (:mod:`recipe.mgsm.baseline`); only the candidate is measured.
 """
 
 import time
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from recipe.errors import Refused
 from recipe.files import write_lines
-from recipe.mgsm.record import OUTPUTS, counts, evaluate, load_run
+from recipe.mgsm.baseline import OUTPUTS, counts, evaluate, load
 from recipe.policy import checkpoint
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 
 
 def measure(stage: Stage) -> Done:
-    """The merged checkpoint on the recorded run's items under its protocol; the whole of the retention stage."""
+    """The merged checkpoint on the retention baseline's items under its protocol; the whole of the retention stage."""
     plan = stage.plan
     merged = plan.run / "merge" / "checkpoint"
     stage.completed("merge")
-    run = load_run(plan.retention_run)
+    run = load(plan.retention_baseline)
     identity = checkpoint.identity(merged)
     tokenizer = checkpoint.load_tokenizer(merged)
     model = checkpoint.load_model(merged, plan.config.evaluation.precision, checkpoint.device())

@@ -151,7 +151,7 @@ def with_chat_template():
 
 @pytest.fixture(scope="session")
 def practice(tmp_path_factory) -> Path:
-    """What ``recipe.practice.checkpoint`` writes: a checkpoint with partial competence and its retention run.
+    """What ``recipe.practice.checkpoint`` writes: a checkpoint with partial competence and its retention baseline.
 
     ``PRACTICE`` names one that is there already (``make test`` shares the demo's); otherwise it is trained here.
     """

@@ -33,5 +33,5 @@ def settings(practice: Path) -> dict:
 
 def prepared(practice: Path, output: Path) -> Path:
     """A plan of the small size for a practice checkpoint, frozen into ``output``."""
-    plan.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(settings(practice)), output)
+    plan.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(settings(practice)), output)
     return output

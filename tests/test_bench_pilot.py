@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from recipe.config import Config
-from recipe.mgsm.record import Protocol
+from recipe.mgsm.baseline import Protocol
 from tools.bench import pilot as bench_pilot
 
 

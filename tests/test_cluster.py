@@ -26,7 +26,7 @@ from master_double import MasterDouble
 from recipe import policy
 from recipe.config import Grpo
 from recipe.files import tree_digests
-from recipe.mgsm.record import load_run
+from recipe.mgsm.baseline import load as load_retention
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
@@ -200,7 +200,7 @@ def chain(cluster, practice) -> tuple[Path, dict[str, Submitted]]:
         finished("prepare", cluster.create(
             "prepare",
             hyperparameters__model=practice / "checkpoint",
-            hyperparameters__retention_run=practice / "retention-run",
+            hyperparameters__retention_run=practice / "retention-baseline",
             hyperparameters__output=folder,
             hyperparameters__config=overrides,
             hyperparameters__repository=ROOT,
@@ -330,8 +330,8 @@ def test_a_plan_prepared_in_a_container_records_the_checkout(chain, cluster):
 def test_the_recorded_retention_run_is_readable(chain, cluster, practice):
     if "retention_baseline" not in chain[1]:
         pytest.skip("the short chain records none")
-    recorded = load_run(cluster.shared / "recorded")
-    assert recorded.checkpoint == load_run(practice / "retention-run").checkpoint and len(recorded.items) == 4
+    recorded = load_retention(cluster.shared / "recorded")
+    assert recorded.checkpoint == load_retention(practice / "retention-baseline").checkpoint and len(recorded.items) == 4
 
 
 def test_another_experiment_does_not_take_a_stage_over(chain, cluster):

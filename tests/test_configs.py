@@ -342,7 +342,7 @@ def given(hyperparameters: dict, monkeypatch, owner: dict | None = MINE) -> dict
     monkeypatch.setattr(sys, "argv", ["prog"])
     flags, seen = entrypoint.Flags("prog", "text"), {}
     flags.add_argument("--model", type=Path, required=True)
-    flags.add_argument("--retention-run", type=Path)
+    flags.add_argument("--retention-baseline", type=Path)
     flags.add_argument("--limit", type=int, default=64)
     code = flags.run(lambda arguments, site: seen.update(vars(arguments)) or {"items": 1})
     assert code == (0 if seen else 2)
@@ -350,8 +350,8 @@ def given(hyperparameters: dict, monkeypatch, owner: dict | None = MINE) -> dict
 
 
 def test_hyperparameters_are_flags_and_an_empty_one_is_none(monkeypatch):
-    assert given({"model": "/m", "retention_run": "", "limit": 3}, monkeypatch) == {
-        "model": Path("/m"), "retention_run": None, "limit": 3
+    assert given({"model": "/m", "retention_baseline": "", "limit": 3}, monkeypatch) == {
+        "model": Path("/m"), "retention_baseline": None, "limit": 3
     }  # fmt: skip
 
 

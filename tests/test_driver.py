@@ -318,7 +318,7 @@ def test_fetch_leaves_attempts_behind_and_overwrites_nothing(plan, monkeypatch, 
 
 
 def test_a_dry_run_prints_what_would_be_submitted_and_asks_nobody(tmp_path):
-    new = ("--model", tmp_path / "m", "--retention-run", tmp_path / "r", "--output", tmp_path / "o")
+    new = ("--model", tmp_path / "m", "--retention-baseline", tmp_path / "r", "--output", tmp_path / "o")
     done = driver("run", *new, "--dry-run", DET_MASTER="http://127.0.0.1:9")
     documents = list(yaml.safe_load_all(done.stdout))
     assert [document["name"] for document in documents] == list(NAMES)

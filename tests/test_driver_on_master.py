@@ -231,7 +231,7 @@ def starter(checkout: Path, practice: Path, run: Path, overrides: dict, log: Pat
     practice = shutil.copytree(practice, run.parent / "practice")  # where the containers see it
     (run.parent / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     command = [sys.executable, "-m", "tools.driver", "run", "--output", str(run), *more]
-    command += ["--model", str(practice / "checkpoint"), "--retention-run", str(practice / "retention-run")]
+    command += ["--model", str(practice / "checkpoint"), "--retention-baseline", str(practice / "retention-baseline")]
     command += ["--config", str(run.parent / "overrides.yaml")]
 
     def started() -> subprocess.Popen:

@@ -129,10 +129,10 @@ def test_it_is_a_function_of_the_run_folder(whole, copied):
 
 def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
     monkeypatch.setattr("recipe.run.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
-    monkeypatch.setattr("recipe.run.plan.Plan.retention_run", Path("/nowhere/run"))
+    monkeypatch.setattr("recipe.run.plan.Plan.retention_baseline", Path("/nowhere/run"))
     lines = list(manifest.verify(copied, NAMES, unreachable, False))
     assert [line.removeprefix(manifest.UNCHECKED).split(":")[0] for line in lines] == [
-        "the starting checkpoint", "the recorded retention run", "the cluster's side of 7 experiments",
+        "the starting checkpoint", "the retention baseline", "the cluster's side of 7 experiments",
     ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def frozen(practice: Path, folder: Path) -> plans.Plan:
     values = settings(practice)
     values["agent"] = {"decoder": "engine"}
     values["grpo"] |= {"steps": STEPS, "validation_every": STEPS, "gradient_checkpointing": True}
-    return plans.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(values), folder)
+    return plans.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(values), folder)
 
 
 @pytest.fixture(scope="module")

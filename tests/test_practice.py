@@ -9,7 +9,7 @@ import pytest
 from recipe.config import Agent, Tasks, read, resolve
 from recipe.errors import Refused
 from recipe.files import tree_digests
-from recipe.mgsm.record import load_run
+from recipe.mgsm.baseline import load as load_retention
 from recipe.orders import tasks
 from recipe.policy import agent_chat, checkpoint
 from recipe.policy.chat import Chat
@@ -145,7 +145,7 @@ def test_the_made_folder_is_whole(made, spoken):
     saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"))
     (task,) = demonstrations.fresh_tasks(0, 1)
     assert saved.prompt(task.messages()) == spoken.prompt(task.messages())
-    assert load_run(made / "retention-run").checkpoint == checkpoint.identity(made / "checkpoint")["digest"]
+    assert load_retention(made / "retention-baseline").checkpoint == checkpoint.identity(made / "checkpoint")["digest"]
     assert len((made / "questions.tsv").read_text().splitlines()) == practice.QUESTIONS
     config = resolve(read(made / "practice.yaml"))
     assert config.precision == "float32" and not config.grpo.gradient_checkpointing

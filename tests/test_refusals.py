@@ -52,7 +52,7 @@ def test_the_untouched_copy_is_accepted(copied):
 @pytest.mark.parametrize(
     "file",
     ["checkpoint/model.safetensors", "checkpoint/tokenizer.json", "checkpoint/tokenizer_config.json",
-     "checkpoint/config.json", "retention-run/outputs.jsonl", "retention-run/retention.json"],
+     "checkpoint/config.json", "retention-baseline/outputs.jsonl", "retention-baseline/retention.json"],
 )  # fmt: skip
 def test_one_byte_of_a_frozen_input_is_refused_by_name(private, tmp_path, file):
     flip(tmp_path / "practice" / file)
@@ -130,7 +130,7 @@ def test_a_plan_whose_rollouts_exceed_the_models_positions_is_refused(practice, 
     values = {**settings(practice), "agent": {"max_tokens": 4096}}
     with pytest.raises(Refused, match="exceed the checkpoint's 4096 positions"):
         plans.prepare(
-            practice / "checkpoint", practice / "retention-run", config.resolve(values), tmp_path / "run"
+            practice / "checkpoint", practice / "retention-baseline", config.resolve(values), tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Retention: items, the recorded run and everything in it that must not be altered, and the comparison."""
+"""Retention: items, the retention baseline and everything in it that must not be altered, and the comparison."""
 
 import json
 import shutil
@@ -15,8 +15,8 @@ from recipe import retention
 from recipe.config import Config, Retention, Sampling
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, write_json, write_lines
-from recipe.mgsm import record as retention_run
-from recipe.mgsm.record import ITEMS, OUTPUTS, RUN, Item, Protocol
+from recipe.mgsm import baseline
+from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Item, Protocol
 from recipe.policy import checkpoint
 from recipe.policy.chat import Chat
 from recipe.progress import Progress
@@ -62,7 +62,7 @@ def write_questions(path: Path, rows=QUESTIONS) -> Path:
 
 
 def record(model: Path, questions: Path, output: Path, protocol: Protocol = BRIEF, batch_size: int = 4):
-    return retention_run.record_run(model, questions, output, replace(protocol, batch_size=batch_size), "float32", 64)
+    return baseline.record(model, questions, output, replace(protocol, batch_size=batch_size), "float32", 64)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,14 @@ def small_model(small_checkpoint):
 
 @pytest.fixture(scope="module")
 def recorded(small_checkpoint, tmp_path_factory) -> Path:
-    """A recorded run. Not to be changed by a test."""
+    """A retention baseline. Not to be changed by a test."""
     folder = tmp_path_factory.mktemp("recorded")
     return record(small_checkpoint, write_questions(folder / "de.tsv"), folder / "run").folder
 
 
 @pytest.fixture
 def run(recorded, tmp_path) -> Path:
-    """A copy of the recorded run that a test may alter."""
+    """A copy of the retention baseline that a test may alter."""
     for name in (RUN, ITEMS, OUTPUTS):
         (tmp_path / name).write_bytes((recorded / name).read_bytes())
     return tmp_path
@@ -94,7 +94,7 @@ def run(recorded, tmp_path) -> Path:
 
 
 def test_the_default_protocol_asks_for_a_marked_number_with_the_recipe_sampling():
-    protocol = retention_run.resolve_protocol({})
+    protocol = baseline.resolve_protocol({})
     assert protocol == Protocol()
     assert (protocol.sampling, protocol.max_new_tokens, protocol.seed) == (Sampling(0.6, 0.95, 20, 0.0), 1024, 42)
     assert "Antwort: ZAHL" in protocol.messages("Wie viel?")[0]["content"]
@@ -109,7 +109,7 @@ def test_a_question_goes_into_the_template_as_it_is():
 
 
 def test_a_greedy_protocol_with_seed_zero_is_one():
-    protocol = retention_run.resolve_protocol({"seed": 0, "sampling": {"temperature": 0, "top_k": 0, "top_p": 1}})
+    protocol = baseline.resolve_protocol({"seed": 0, "sampling": {"temperature": 0, "top_k": 0, "top_p": 1}})
     assert protocol == Protocol(seed=0, sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0))
 
 
@@ -129,7 +129,7 @@ def test_a_greedy_protocol_with_seed_zero_is_one():
 )
 def test_refuses_a_protocol_naming_the_key(values, named):
     with pytest.raises(Refused, match=named):
-        retention_run.resolve_protocol(values)
+        baseline.resolve_protocol(values)
 
 
 # Items
@@ -137,23 +137,23 @@ def test_refuses_a_protocol_naming_the_key(values, named):
 
 def test_reads_items_in_order_up_to_the_limit(tmp_path):
     path = write_questions(tmp_path / "de.tsv")
-    assert retention_run.items_from_tsv(path, limit=2) == [
+    assert baseline.items_from_tsv(path, limit=2) == [
         Item("item-001", "Wie viel ist {sechs} mal drei?", "18"),
         Item("item-002", "Wie viele Äpfel?", "2125"),
     ]
-    assert len(retention_run.items_from_tsv(path)) == len(QUESTIONS)
+    assert len(baseline.items_from_tsv(path)) == len(QUESTIONS)
 
 
 def test_line_ends_and_byte_order_marks_belong_to_no_field(tmp_path):
     path = tmp_path / "de.tsv"
     path.write_bytes("\ufeffEins\u2028zwei?\t12\r\nDrei?\t3".encode())
-    assert retention_run.items_from_tsv(path) == [
+    assert baseline.items_from_tsv(path) == [
         Item("item-001", "Eins\u2028zwei?", "12"), Item("item-002", "Drei?", "3")
     ]  # fmt: skip
 
 
 def test_the_shared_questions_give_64_items(shared):
-    items = retention_run.items_from_tsv(shared / "data" / "mgsm" / "mgsm_de.tsv")
+    items = baseline.items_from_tsv(shared / "data" / "mgsm" / "mgsm_de.tsv")
     assert len(items) == 64
     assert items[0].answer == "18"
 
@@ -163,13 +163,13 @@ def test_refuses_a_malformed_line_naming_it(tmp_path, line):
     path = tmp_path / "de.tsv"
     path.write_text(f"Gut?\t1\n{line}\nGut?\t2\n")
     with pytest.raises(Refused, match="de.tsv:2: "):
-        retention_run.items_from_tsv(path)
+        baseline.items_from_tsv(path)
 
 
 def test_rows_beyond_the_limit_are_not_read(tmp_path):
     path = tmp_path / "de.tsv"
     path.write_text("Gut?\t1\nkaputt\n")
-    assert len(retention_run.items_from_tsv(path, limit=1)) == 1
+    assert len(baseline.items_from_tsv(path, limit=1)) == 1
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\t1\n"])
@@ -178,14 +178,14 @@ def test_refuses_a_question_file_that_is_missing_empty_or_not_text(tmp_path, con
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(Refused, match="the question file .*de.tsv"):
-        retention_run.items_from_tsv(path)
+        baseline.items_from_tsv(path)
 
 
 # Evaluation
 
 
 def evaluate(model, tokenizer, batch_size: int, protocol: Protocol = BRIEF, finished=lambda: None) -> list[dict]:
-    return retention_run.evaluate(model, tokenizer, PLAIN_ITEMS, replace(protocol, batch_size=batch_size), finished)
+    return baseline.evaluate(model, tokenizer, PLAIN_ITEMS, replace(protocol, batch_size=batch_size), finished)
 
 
 def test_the_tiny_model_exercises_every_kind_of_output(small_model, small_tokenizer):
@@ -197,7 +197,7 @@ def test_the_tiny_model_exercises_every_kind_of_output(small_model, small_tokeni
 
 
 def test_the_recorded_run_has_outputs_that_end_and_that_are_cut(recorded):
-    assert {output["finished"] for output in retention_run.load_run(recorded).outputs} == {True, False}
+    assert {output["finished"] for output in baseline.load(recorded).outputs} == {True, False}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
@@ -212,7 +212,7 @@ def test_an_items_output_depends_on_seed_and_id(small_model, small_tokenizer):
     reseeded = evaluate(small_model, small_tokenizer, 12, replace(BRIEF, seed=43))
     assert all(one["ids"] != other["ids"] for one, other in zip(outputs, reseeded))
     same_question = [replace(PLAIN_ITEMS[0], id=item.id) for item in PLAIN_ITEMS]
-    twins = retention_run.evaluate(small_model, small_tokenizer, same_question, BRIEF, lambda: None)
+    twins = baseline.evaluate(small_model, small_tokenizer, same_question, BRIEF, lambda: None)
     assert len({tuple(output["ids"]) for output in twins}) == len(PLAIN_ITEMS)
 
 
@@ -231,7 +231,7 @@ def test_only_what_follows_the_thinking_is_read(small_tokenizer):
 
     def output(text: str) -> dict:
         ids = [*chat.encode(text), chat.end_id]
-        return retention_run._output(item, ids, chat.parse(ids))
+        return baseline._output(item, ids, chat.parse(ids))
 
     assert output("<think>\n7\n</think>\n\nAntwort: 18")["correct"]
     assert output("<think>\n18\n</think>\n\nAntwort: 7")["value"] == "7"
@@ -255,14 +255,14 @@ def test_the_prompt_offers_no_tools(small_tokenizer):
 def test_the_whole_recording_with_the_real_tokenizer(qwen_tokenizer, shared, tmp_path):
     model = make_checkpoint(qwen_tokenizer, tmp_path / "checkpoint")
     questions = shared / "data" / "mgsm" / "mgsm_de.tsv"
-    run = retention_run.record_run(model, questions, tmp_path / "run", BRIEF, "float32", 4)
-    assert run == retention_run.load_run(tmp_path / "run")
+    run = baseline.record(model, questions, tmp_path / "run", BRIEF, "float32", 4)
+    assert run == baseline.load(tmp_path / "run")
     assert run.checkpoint == checkpoint.identity(model)["digest"]
     assert [item.question for item in run.items] == [
         line.split("\t")[0] for line in questions.read_text().splitlines()[:4]
     ]
     assert run.counts["items"] == 4 and run.counts["unreadable"] < 4
-    retention_run.check_outputs(run.outputs, run.items, run.protocol, model, "outputs")
+    baseline.check_outputs(run.outputs, run.items, run.protocol, model, "outputs")
 
 
 def test_recording_twice_gives_the_same_bytes(recorded, small_checkpoint, tmp_path):
@@ -286,9 +286,9 @@ def test_a_recording_that_fails_leaves_nothing(small_tokenizer, tmp_path, monkey
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(retention_run, "write_json", fail)
+    monkeypatch.setattr(baseline, "write_json", fail)
     with pytest.raises(OSError, match="full"):
-        retention_run.write_run(tmp_path / "run", {}, BRIEF, Chat(small_tokenizer), "float32", PLAIN_ITEMS, [])
+        baseline.write(tmp_path / "run", {}, BRIEF, Chat(small_tokenizer), "float32", PLAIN_ITEMS, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -304,7 +304,7 @@ def test_the_command_line_records_with_a_protocol_file(small_checkpoint, tmp_pat
         "--model", small_checkpoint, "--questions", questions, "--output", output, "--precision", "float32",
         "--limit", 2, "--protocol", tmp_path / "protocol.yaml",
     )  # fmt: skip
-    run = retention_run.load_run(output)
+    run = baseline.load(output)
     assert run.protocol == Protocol(max_new_tokens=8, seed=1)
     assert f"{run.counts['correct']} of 2 correct" in done.stdout
 
@@ -314,7 +314,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("refused: ") and done.stderr.count("\n") == 1
 
 
-# Reading a recorded run
+# Reading a retention baseline
 
 
 def altered(value):
@@ -343,10 +343,10 @@ def reseal(run: Path) -> None:
 
 
 def test_accepts_what_was_recorded(recorded, small_checkpoint):
-    run = retention_run.load_run(recorded)
+    run = baseline.load(recorded)
     assert run.checkpoint == checkpoint.identity(small_checkpoint)["digest"]
     assert [output["id"] for output in run.outputs] == [item.id for item in run.items]
-    assert run.counts == retention_run.counts(run.outputs)
+    assert run.counts == baseline.counts(run.outputs)
 
 
 def test_resealing_an_unaltered_run_changes_nothing(run, recorded):
@@ -361,7 +361,7 @@ def test_refuses_an_altered_output(run, place, key):
     outputs[place][key] = altered(outputs[place][key])
     write_lines(run / OUTPUTS, outputs)
     with pytest.raises(Refused, match=OUTPUTS):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
@@ -374,7 +374,7 @@ def test_names_the_output_and_field_that_does_not_hold_even_with_fitting_digests
     cut_early = key == "finished" and len(outputs[place]["ids"]) < BRIEF.max_new_tokens
     named = "ids" if cut_early else key
     with pytest.raises(Refused, match=rf"{OUTPUTS}:{place + 1} \(item-00{place + 1}\): field {named} "):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_names_an_output_field_of_another_type_or_length(run, key, value):
     write_lines(run / OUTPUTS, outputs)
     reseal(run)
     with pytest.raises(Refused, match=rf"{OUTPUTS}:1 \(item-001\): field {key} "):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_refuses_missing_repeated_reordered_and_misshapen_lines(run, name, chang
     write_lines(run / name, lines)
     reseal(run)
     with pytest.raises(Refused, match=f"{ITEMS}|{OUTPUTS}"):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize("key", ["id", "question", "answer"])
@@ -418,7 +418,7 @@ def test_refuses_an_altered_item(run, key):
     items[2][key] = altered(items[2][key])
     write_lines(run / ITEMS, items)
     with pytest.raises(Refused, match=r"items.jsonl was altered|item-003"):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize("answer", ["2,125", "018", "18.0", "-0", "1e3", "", "18\n"])
@@ -428,7 +428,7 @@ def test_refuses_an_answer_that_is_not_plain(run, answer):
     write_lines(run / ITEMS, items)
     reseal(run)
     with pytest.raises(Refused, match=r"items.jsonl:3 \(item-003\): field answer"):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 def test_refuses_an_id_used_twice(run):
@@ -436,7 +436,7 @@ def test_refuses_an_id_used_twice(run):
     items[2]["id"] = items[0]["id"]
     write_lines(run / ITEMS, items)
     with pytest.raises(Refused, match="items.jsonl:3: field id 'item-001' is used twice"):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_refuses_an_altered_field_of_the_document(run, path):
     owner[last] = altered(owner[last])
     write_json(run / RUN, document)
     with pytest.raises(Refused):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_names_the_document_field_that_does_not_hold_even_with_fitting_digests(r
     write_json(run / RUN, {**read_json(run / RUN, ""), key: value})
     reseal(run)
     with pytest.raises(Refused, match=named):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 @pytest.mark.parametrize("name", [RUN, ITEMS, OUTPUTS])
@@ -492,28 +492,28 @@ def test_refuses_a_missing_or_unreadable_file_naming_it(run, name, content):
     if content is not None:
         (run / name).write_bytes(content)
     with pytest.raises(Refused, match=f"{name}|no items|0 outputs"):
-        retention_run.load_run(run)
+        baseline.load(run)
 
 
 def test_refuses_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(Refused, match="missing"):
-        retention_run.load_run(tmp_path / "run")
+        baseline.load(tmp_path / "run")
 
 
 # Checking outputs with the tokenizer
 
 
 def test_outputs_are_derived_again_from_their_ids(recorded, small_checkpoint):
-    run = retention_run.load_run(recorded)
-    retention_run.check_outputs(run.outputs, run.items, run.protocol, small_checkpoint, "after")
+    run = baseline.load(recorded)
+    baseline.check_outputs(run.outputs, run.items, run.protocol, small_checkpoint, "after")
 
 
 def test_names_the_output_whose_text_is_not_that_of_its_ids(recorded, small_checkpoint):
-    run = retention_run.load_run(recorded)
+    run = baseline.load(recorded)
     run.outputs[1]["text"] += " "
     with pytest.raises(CheckFailed, match=r"after:2 \(item-002\): field text "):
-        retention_run.check_outputs(run.outputs, run.items, run.protocol, small_checkpoint, "after")
+        baseline.check_outputs(run.outputs, run.items, run.protocol, small_checkpoint, "after")
 
 
 # The stage
@@ -523,14 +523,14 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     """The starting checkpoint in the candidate's place: nothing is gained or lost."""
     shutil.copytree(small_checkpoint, tmp_path / "merge" / "checkpoint")
     (tmp_path / "retention").mkdir()
-    plan = SimpleNamespace(run=tmp_path, retention_run=recorded, config=Config(retention=Retention(margin=1)))
+    plan = SimpleNamespace(run=tmp_path, retention_baseline=recorded, config=Config(retention=Retention(margin=1)))
     asked = []
     stage = SimpleNamespace(
         name="retention", plan=plan, folder=tmp_path / "retention", seconds={}, completed=asked.append,
         progress=partial(Progress, "retention"),
     )  # fmt: skip
     done = retention.measure(stage)
-    before = retention_run.load_run(recorded)
+    before = baseline.load(recorded)
     assert read_lines(tmp_path / "retention" / OUTPUTS, "") == before.outputs
     assert done.metrics == retention.compare(before.outputs, before.outputs, margin=1)
     assert done.gates == {"retained": True} and done.failure is None

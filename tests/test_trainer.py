@@ -27,7 +27,7 @@ def training(practice, folder, **overrides) -> Stage:
     values = settings(practice)
     for owner, changes in overrides.items():
         values[owner] = {**values.get(owner, {}), **changes}
-    plan = plans.prepare(practice / "checkpoint", practice / "retention-run", config.resolve(values), folder)
+    plan = plans.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(values), folder)
     (plan.run / "grpo").mkdir()
     return Stage("grpo", plan, site())
 

@@ -8,7 +8,7 @@ that ``experiments.prepare`` needs::
     OUTPUT/
       checkpoint/      model, tokenizer, and practice.json, which marks every plan made from it as practice
       questions.tsv    small German sums: question, tab, answer
-      retention-run/   how the checkpoint answers them (recipe.mgsm.record)
+      retention-baseline/   how the checkpoint answers them (recipe.mgsm.baseline)
       practice.yaml    overrides of the configuration for a policy of this size
 
 What makes it fast: long tokens (below), logits for the policy's own tokens alone, matrices trained by Muon, and a
@@ -71,7 +71,7 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
         raise Refused(f"--hidden {training.hidden} must be a multiple of twice --heads {training.heads}")
     if not 0 < training.learning_rate < 1:
         raise Refused(f"--learning-rate {training.learning_rate} must lie between 0 and 1")
-    from recipe.mgsm import record as retention_run
+    from recipe.mgsm import baseline
     from recipe.policy import checkpoint
 
     if training.device == "cuda" and checkpoint.device() != "cuda":
@@ -88,11 +88,11 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
         questions = "".join(f"{s.question}\t{s.answer}\n" for s in demonstrations.sums(training.seed + 1, QUESTIONS))
         write_bytes(temporary / "questions.tsv", questions.encode())
         write_bytes(temporary / "practice.yaml", overrides(training).encode())
-        retention_run.record_run(
+        baseline.record(
             temporary / "checkpoint",
             temporary / "questions.tsv",
-            temporary / "retention-run",
-            retention_run.Protocol(
+            temporary / "retention-baseline",
+            baseline.Protocol(
                 max_new_tokens=RETENTION_TOKENS, batch_size=QUESTIONS, decoder=decoder(training)
             ),
             training.precision,
@@ -319,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = Training()
     parser = argparse.ArgumentParser(
         prog="python -m recipe.practice",
-        description="Train a tiny practice checkpoint, with its retention run and configuration.",
+        description="Train a tiny practice checkpoint, with its retention baseline and configuration.",
         epilog=(
             "example on a GPU, with the real tokenizer:\n  python -m recipe.practice --output runs/practice-gpu "
             "--tokenizer /abs/Qwen3 --device cuda --precision bfloat16\n      --hidden 256 --layers 6 --heads 4 "
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = vars(parser.parse_args(argv))
     output, tokenizer = given.pop("output"), given.pop("tokenizer")
     practise(output, Training(**given), tokenizer)
-    print(f"{output}: checkpoint, retention-run and practice.yaml are ready")
+    print(f"{output}: checkpoint, retention-baseline and practice.yaml are ready")
 
 
 def _positive(text: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from recipe.config import Agent, Tasks
-from recipe.mgsm.record import Protocol
+from recipe.mgsm.baseline import Protocol
 from recipe.orders import tasks
 from recipe.orders.tasks import Task
 from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat

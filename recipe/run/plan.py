@@ -18,7 +18,7 @@ from pathlib import Path
 from recipe.config import Config, build, deviations
 from recipe.errors import Refused
 from recipe.files import digest, file_digest, tree_digests, write_json
-from recipe.mgsm import record as retention_run
+from recipe.mgsm import baseline
 from recipe.orders import tasks
 from recipe.policy import checkpoint
 from recipe.records import read_json
@@ -69,8 +69,8 @@ class Plan:
         return Path(self.document["checkpoint"]["path"])
 
     @property
-    def retention_run(self) -> Path:
-        return Path(self.document["retention_run"]["path"])
+    def retention_baseline(self) -> Path:
+        return Path(self.document["retention_baseline"]["path"])
 
     @cached_property
     def training_order(self) -> list[tasks.Task]:
@@ -89,7 +89,7 @@ class Plan:
 
 def prepare(
     model: Path,
-    recorded_run: Path,
+    recorded: Path,
     config: Config,
     output: Path,
     checkout: Path = ROOT,
@@ -110,11 +110,11 @@ def prepare(
     model = Path(model).resolve()
     identity = checkpoint.identity(model)
     practice = (model / "practice.json").is_file()
-    recorded = retention_run.load_run(Path(recorded_run).resolve())
-    if recorded.checkpoint != identity["digest"]:
+    retention = baseline.load(Path(recorded).resolve())
+    if retention.checkpoint != identity["digest"]:
         raise Refused(
-            f"the retention run {recorded.folder} was recorded for another checkpoint "
-            f"({recorded.checkpoint[:12]}…, not {identity['digest'][:12]}…); record one for {model} with "
+            f"the retention baseline {retention.folder} was recorded for another checkpoint "
+            f"({retention.checkpoint[:12]}…, not {identity['digest'][:12]}…); record one for {model} with "
             "experiments.retention_baseline"
         )
     sizes = asdict(config.tasks)
@@ -134,7 +134,7 @@ def prepare(
         "config": asdict(config),
         "deviations": deviations(config),
         "checkpoint": {"path": str(model), **identity},
-        "retention_run": {"path": str(recorded.folder), "files": tree_digests(recorded.folder)},
+        "retention_baseline": {"path": str(retention.folder), "files": tree_digests(retention.folder)},
         "tasks": digest(records),
         "sources": sources,
         "trainer": trainer_sources(),
@@ -175,8 +175,8 @@ def load(path: Path, check_inputs: bool = True) -> Plan:
         _unchanged("installed trainer module", Path("site-packages"), document["trainer"], trainer_sources())
         _unchanged("package version of", Path(), document["versions"], versions())
         _unchanged("checkpoint file", plan.checkpoint, document["checkpoint"]["files"], tree_digests(plan.checkpoint))
-        recorded = document["retention_run"]["files"]
-        _unchanged("retention evidence", plan.retention_run, recorded, tree_digests(plan.retention_run))
+        recorded = document["retention_baseline"]["files"]
+        _unchanged("retention evidence", plan.retention_baseline, recorded, tree_digests(plan.retention_baseline))
     return plan
 
 

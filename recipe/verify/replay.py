@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from recipe import retention
 from recipe.errors import CheckFailed
 from recipe.files import canonical, digest, tree_digests
-from recipe.mgsm import record as retention_run
+from recipe.mgsm import baseline
 from recipe.orders.tasks import Task
 from recipe.policy.chat import Chat
 from recipe.records import read_json, read_lines
@@ -157,11 +157,11 @@ def ancestry(plan: Plan, results: dict[str, Result]) -> None:
 
 
 def retained(plan: Plan, recorded: Result) -> dict:
-    """Read the candidate's retention outputs again and compare with the recorded run. Returns the comparison."""
-    run = retention_run.load_run(plan.retention_run)
-    path = plan.run / "retention" / retention_run.OUTPUTS
+    """Read the candidate's retention outputs again and compare with the retention baseline. Returns the comparison."""
+    run = baseline.load(plan.retention_baseline)
+    path = plan.run / "retention" / baseline.OUTPUTS
     outputs = read_lines(path, "the candidate's retention outputs")
-    retention_run.check_outputs(outputs, run.items, run.protocol, plan.run / "merge" / "checkpoint", str(path))
+    baseline.check_outputs(outputs, run.items, run.protocol, plan.run / "merge" / "checkpoint", str(path))
     found = retention.compare(run.outputs, outputs, plan.config.retention.margin)
     _same_metrics("retention", recorded.metrics, found)
     return found

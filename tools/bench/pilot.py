@@ -34,7 +34,7 @@ from statistics import mean
 
 from recipe.config import Agent, Config
 from recipe.errors import Refused
-from recipe.mgsm.record import LIMIT, Protocol
+from recipe.mgsm.baseline import LIMIT, Protocol
 from tools.bench.clock import forget, now, peak_gib
 from tools.bench.random_policy import SHAPES, build
 

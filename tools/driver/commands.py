@@ -1,6 +1,6 @@
 """Chains the stages of a run, as experiments on the cluster or as processes on this machine.
 
-    python -m tools.driver run --model /abs/sft/checkpoint --retention-run /abs/sft/run --output runs/my-pilot
+    python -m tools.driver run --model /abs/sft/checkpoint --retention-baseline /abs/sft/run --output runs/my-pilot
     python -m tools.driver run --plan runs/my-pilot/plan.json [--local] [--resume]
     python -m tools.driver status --run runs/my-pilot
     python -m tools.driver fetch  --run runs/my-pilot --to ./artifacts
@@ -52,13 +52,13 @@ def _prepared(given: argparse.Namespace) -> Path:
     plan_file = given.output.resolve() / "plan.json"
     wanted = config.resolve(config.read(given.config))
     if not plan_file.exists():
-        frozen = prepare(given.model, given.retention_run, wanted, given.output)
+        frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
         _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
         return plan_file
     document = load(plan_file, check_inputs=False).document
     for option, found, now in (
         ("--model", document["checkpoint"]["path"], str(given.model.resolve())),
-        ("--retention-run", document["retention_run"]["path"], str(given.retention_run.resolve())),
+        ("--retention-baseline", document["retention_baseline"]["path"], str(given.retention_baseline.resolve())),
         ("--config", document["config"], asdict(wanted)),
     ):
         if found != now:
@@ -176,7 +176,7 @@ def main() -> int:
     start = commands.add_parser("run", help="run all stages in order, or go on with them")
     start.add_argument("--plan", type=Path, help="plan.json of a prepared run; or the next three:")
     start.add_argument("--model", type=Path, help="checkpoint folder to start from")
-    start.add_argument("--retention-run", type=Path, help="its recorded retention run")
+    start.add_argument("--retention-baseline", "--retention-run", type=Path, help="its retention baseline")
     start.add_argument("--output", type=Path, help="run folder; its plan is frozen first, if it has none")
     start.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
     start.add_argument("--local", action="store_true", help="on this machine, one process a stage")
@@ -200,9 +200,9 @@ def main() -> int:
             command.add_argument("--replay", action="store_true", help="derive every recorded rollout again as well")
     given = parser.parse_args()
     if given.command == "run":
-        new = (given.model, given.retention_run, given.output)
+        new = (given.model, given.retention_baseline, given.output)
         if bool(given.plan) == all(new) or (given.plan and any((*new, given.config))):
-            start.error("give either --plan, or --model, --retention-run and --output")
+            start.error("give either --plan, or --model, --retention-baseline and --output")
         if given.local and (given.register or given.dry_run):
             start.error("--register and --dry-run are for the cluster")
         return guarded(lambda: run(given))

@@ -182,7 +182,7 @@ def _frozen(plan: Plan) -> dict[str, dict[str, str]]:
     """Digests of what the plan froze, by the names that the stages' inputs go by."""
     return {
         "checkpoint": {"sha256Tree": plan.document["checkpoint"]["digest"]},
-        "retention-baseline": {"sha256Tree": digest(plan.document["retention_run"]["files"])},
+        "retention-baseline": {"sha256Tree": digest(plan.document["retention_baseline"]["files"])},
         "tasks.json": {"sha256": plan.document["tasks"]},  # the file is its canonical JSON
     }
 
@@ -301,15 +301,15 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
 
 def _inputs(plan: Plan) -> Iterator[str]:
     """What the plan froze and keeps elsewhere, where this machine has it."""
-    frozen, recorded = plan.document["checkpoint"], plan.document["retention_run"]
+    frozen, recorded = plan.document["checkpoint"], plan.document["retention_baseline"]
     if not plan.checkpoint.is_dir():
         yield f"{UNCHECKED}the starting checkpoint: {plan.checkpoint} is not on this machine"
     elif identity(plan.checkpoint)["digest"] != frozen["digest"]:
         raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
-    if not plan.retention_run.is_dir():
-        yield f"{UNCHECKED}the recorded retention run: {plan.retention_run} is not on this machine"
-    elif tree_digests(plan.retention_run) != recorded["files"]:
-        raise CheckFailed(f"the retention run {plan.retention_run} is not the one that the plan froze")
+    if not plan.retention_baseline.is_dir():
+        yield f"{UNCHECKED}the retention baseline: {plan.retention_baseline} is not on this machine"
+    elif tree_digests(plan.retention_baseline) != recorded["files"]:
+        raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
 
 
 _ABSENT = object()

@@ -1,7 +1,7 @@
-"""A recorded retention run: how a checkpoint answers German problems without tools, and the folder that says so.
+"""A retention baseline: how a checkpoint answers German problems without tools, and the folder that says so.
 
-It is recorded once for a checkpoint, by its SFT run or by :func:`record_run`, and read by ``prepare`` as
-``--retention-run``. Its folder::
+It is recorded once for a checkpoint, by its SFT run or by :func:`record`, and read by ``prepare`` as
+``--retention-baseline``. Its folder::
 
     RUN/
       retention.json    layout           version of this layout: 2
@@ -46,7 +46,7 @@ from recipe.records import read_json, read_lines
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
-LIMIT = 64  # items of a recorded run
+LIMIT = 64  # items of a retention baseline
 
 _FIELDS = {
     "layout", "checkpoint", "protocol", "chat", "precision", "items_sha256", "outputs_sha256", "counts", "digest",
@@ -87,8 +87,8 @@ class Item:
 
 
 @dataclass(frozen=True)
-class RetentionRun:
-    """A recorded run whose every field was checked; ``checkpoint`` is the digest of the measured one."""
+class RetentionBaseline:
+    """A retention baseline whose every field was checked; ``checkpoint`` is the digest of the measured one."""
 
     folder: Path
     checkpoint: str
@@ -239,15 +239,15 @@ def _short(value) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def load_run(folder: Path) -> RetentionRun:
-    """Read a recorded run and check that all of it holds together; the texts are read again, not sampled again.
+def load(folder: Path) -> RetentionBaseline:
+    """Read a retention baseline and check that all of it holds together; the texts are read again, not sampled again.
 
     Raises:
         Refused: names the file, record and field that does not hold.
     """
     folder = Path(folder)
     path = folder / RUN
-    document = read_json(path, "the retention run")
+    document = read_json(path, "the retention baseline")
     if not isinstance(document, dict) or document.get("layout") != LAYOUT:
         found = document.get("layout") if isinstance(document, dict) else None
         raise Refused(f"{path} has layout {found!r}, this package reads layout {LAYOUT}; record the run again")
@@ -267,7 +267,7 @@ def load_run(folder: Path) -> RetentionRun:
     if asdict(protocol) != document["protocol"]:
         raise Refused(f"{path}: field protocol does not state every setting")
     items = _load_items(folder / ITEMS)
-    outputs = read_lines(folder / OUTPUTS, "the retention run's outputs")
+    outputs = read_lines(folder / OUTPUTS, "the retention baseline's outputs")
 
     def turn(output: dict) -> Turn:
         finished = output["ids"][-1] == chat["end_id"]
@@ -284,12 +284,12 @@ def load_run(folder: Path) -> RetentionRun:
             raise Refused(f"{folder / name} was altered: it is not the file of {RUN}'s field {key}")
     if document.pop("digest") != digest(document):
         raise Refused(f"{path} was altered: its fields do not give its digest")
-    return RetentionRun(folder, identity["digest"], protocol, document["precision"], items, outputs, document["counts"])
+    return RetentionBaseline(folder, identity["digest"], protocol, document["precision"], items, outputs, document["counts"])
 
 
 def _load_items(path: Path) -> list[Item]:
     items: dict[str, Item] = {}
-    for number, record in enumerate(read_lines(path, "the retention run's items"), 1):
+    for number, record in enumerate(read_lines(path, "the retention baseline's items"), 1):
         texts = isinstance(record, dict) and all(isinstance(value, str) for value in record.values())
         if not texts or record.keys() != {"id", "question", "answer"}:
             raise Refused(f"{path}:{number}: not a record of exactly the texts id, question and answer")
@@ -300,18 +300,18 @@ def _load_items(path: Path) -> list[Item]:
             raise Refused(f"{path}:{number}: field id {item.id!r} is used twice")
         items[item.id] = item
     if not items:
-        raise Refused(f"the retention run has no items: {path}")
+        raise Refused(f"the retention baseline has no items: {path}")
     return list(items.values())
 
 
-def record_run(
+def record(
     model_path: Path,
     questions: Path,
     output: Path,
     protocol: Protocol,
     precision: str,
     limit: int,
-) -> RetentionRun:
+) -> RetentionBaseline:
     """Measure a checkpoint on the first ``limit`` questions of a TSV and record it as the new folder ``output``.
 
     Raises:
@@ -328,11 +328,11 @@ def record_run(
     model = checkpoint.load_model(model_path, precision, checkpoint.device())
     with Progress("retention baseline", len(items), "item") as progress:
         outputs = evaluate(model, tokenizer, items, protocol, progress.update)
-    write_run(output, identity, protocol, Chat(tokenizer), precision, items, outputs)
-    return load_run(output)
+    write(output, identity, protocol, Chat(tokenizer), precision, items, outputs)
+    return load(output)
 
 
-def write_run(
+def write(
     output: Path,
     identity: dict,
     protocol: Protocol,
