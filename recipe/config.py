@@ -5,11 +5,14 @@
 
 import math
 import types
-from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from recipe.errors import Refused
+from recipe.records import read_yaml
+from recipe.task import FAMILIES, family
+from recipe.task.family import Family
 
 PRECISIONS = ("bfloat16", "float32")
 
@@ -121,9 +124,23 @@ class Tasks:
 
 
 @dataclass(frozen=True)
-class Config:
-    """The whole of it. ``precision`` is that of the base weights in training; the adapter is always float32."""
+class Rules:
+    """What a rollout is played by."""
 
+    family: Family
+    agent: Agent
+    weights: object  # of the family's training reward
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole of it. ``precision`` is that of the base weights in training; the adapter is always float32.
+
+    ``reward`` has the fields of the family's own ``weights``, and the family's ``defaults`` stand in for those here.
+    """
+
+    task: str = one_of(*FAMILIES)
+    reward: object = None
     tasks: Tasks = field(default_factory=Tasks)
     agent: Agent = field(default_factory=Agent)
     grpo: Grpo = field(default_factory=Grpo)
@@ -132,19 +149,14 @@ class Config:
     retention: Retention = field(default_factory=Retention)
     precision: str = one_of(*PRECISIONS)
 
+    @property
+    def rules(self) -> Rules:
+        return Rules(family(self.task), self.agent, self.reward)
+
 
 def read(path: Path | None) -> dict | None:
     """Overrides from a YAML file; None without one."""
-    if path is None:
-        return None
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise Refused(f"configuration: {path} cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"configuration: {path} is not YAML ({str(error).splitlines()[0]})") from None
+    return None if path is None else read_yaml(path, "the configuration")
 
 
 def resolve(overrides: dict | None) -> Config:
@@ -153,7 +165,7 @@ def resolve(overrides: dict | None) -> Config:
     Raises:
         Refused: an unknown key (named, with the known ones), a wrong type, or a value out of range.
     """
-    config = build(Config, {} if overrides is None else overrides)
+    config = complete({} if overrides is None else overrides)
     grpo = config.grpo
     if grpo.batch_size % grpo.num_generations:
         raise Refused("configuration: grpo.batch_size must be a multiple of grpo.num_generations")
@@ -167,9 +179,23 @@ def resolve(overrides: dict | None) -> Config:
     return config
 
 
+def complete(values: dict) -> Config:
+    """Config of plain values over the defaults, those of its family included. Raises as :func:`resolve` does."""
+    if not isinstance(values, dict):
+        raise Refused("configuration: the file must be a mapping")
+    name = build(Config, {key: value for key, value in values.items() if key == "task"}).task
+    chosen = family(name)
+    merged = {**chosen.defaults, **values}
+    for owner in chosen.defaults.keys() & values.keys():
+        if isinstance(values[owner], dict):
+            merged[owner] = {**chosen.defaults[owner], **values[owner]}
+    weights = build(chosen.weights, merged.pop("reward", {}), "reward.")
+    return replace(build(Config, merged), reward=weights)
+
+
 def deviations(config: Config) -> dict[str, object]:
-    """Settings that differ from the defaults, as ``{"grpo.steps": 8}``."""
-    default = _flat(asdict(Config()))
+    """Settings that differ from the defaults of its family, as ``{"grpo.steps": 8}``."""
+    default = _flat(asdict(complete({"task": config.task})))
     return {key: value for key, value in _flat(asdict(config)).items() if value != default[key]}
 
 

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recipe.config import Agent, Evaluation
+from recipe.config import Evaluation, Rules
 from recipe.files import write_lines
-from recipe.orders.tasks import Task
-from recipe.policy import agent_chat, checkpoint, make_decoder, rollout_context
+from recipe.policy import checkpoint
 from recipe.policy.chat import Chat
-from recipe.policy.decoding import RandomStream
-from recipe.rollout import Rollout, dialogue
+from recipe.policy.decoding import RandomStream, make_decoder
+from recipe.rollout import Rollout, agent_chat, dialogue, rollout_context
 from recipe.run import evidence
 from recipe.run.result import Done
 from recipe.run.stage import Stage
+from recipe.task.family import Task
 
 
 def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
@@ -25,11 +25,11 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     plan = stage.plan
     identity = checkpoint.identity(path)
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
-    chat = agent_chat(checkpoint.load_tokenizer(path))
+    chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
     start = time.perf_counter()
     settings = plan.config.evaluation
     with stage.progress(len(plan.splits["test"]) * settings.samples_per_task, "rollout") as progress:
-        records = evaluate(model, chat, plan.splits["test"], plan.config.agent, settings, progress.update)
+        records = evaluate(model, chat, plan.splits["test"], plan.config.rules, settings, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, records)
     return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
@@ -45,7 +45,7 @@ def evaluate(
     model,
     chat: Chat,
     tasks: Sequence[Task],
-    agent: Agent,
+    rules: Rules,
     evaluation: Evaluation,
     finished: Callable[[], object] = lambda: None,
 ) -> list[dict]:
@@ -54,11 +54,11 @@ def evaluate(
     ``model`` is evaluated as it is: put it into ``eval()`` first.
     """
     wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
-    rows, context = min(evaluation.batch_size, len(wanted)), rollout_context(chat, agent, tasks)
-    decoder = make_decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=context)
+    agent, rows = rules.agent, min(evaluation.batch_size, len(wanted))
+    decoder = make_decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=rollout_context(chat, agent, tasks))
     rollouts = decoder.serve(
         (
-            dialogue(Rollout(task, chat, agent), RandomStream(agent.seed, task.task_id, number))
+            dialogue(Rollout(task, chat, rules), RandomStream(agent.seed, task.task_id, number))
             for task, number in wanted
         ),
         finished,

@@ -31,8 +31,9 @@ from recipe import evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
 from recipe.files import digest, tree_digests, write_json, write_lines
-from recipe.policy import agent_chat, checkpoint
+from recipe.policy import checkpoint
 from recipe.records import read_json
+from recipe.rollout import agent_chat
 from recipe.run import evidence, processes
 from recipe.run.result import Done
 from recipe.run.stage import Stage
@@ -47,7 +48,7 @@ def train(stage: Stage) -> Done | None:
     set_seed(config.grpo.seed)  # the adapter's initial weights come from the ambient generator
     model = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
-    chat = agent_chat(tokenizer)
+    chat = agent_chat(tokenizer, config.rules.family)
     resumed_from, step = processes.main_rank(lambda: checkpoints.latest(stage))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
@@ -59,7 +60,7 @@ def train(stage: Stage) -> Done | None:
             [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
         ),
         peft_config=lora(config.grpo),
-        agent=config.agent,
+        rules=config.rules,
         on_rollouts=recorder.hold,
         callbacks=callbacks,
     )
@@ -216,7 +217,7 @@ class Validation(TrainerCallback):
         config, tasks = self._stage.plan.config, processes.share(self._stage.plan.splits["development"])
         if not tasks:
             return []
-        return evaluation.evaluate(model, self._chat, tasks, config.agent, config.evaluation)
+        return evaluation.evaluate(model, self._chat, tasks, config.rules, config.evaluation)
 
 
 def adapter_digest(model) -> str:
@@ -257,7 +258,7 @@ def judged(stage: Stage, steps: list[dict], before: str, after: str) -> Done:
     }
     failed = [name for name, passed in gates.items() if not passed]
     ancestry = {
-        "checkpoint": stage.plan.document["checkpoint"]["digest"],
+        "checkpoint": stage.plan.frozen.checkpoint.digest,
         "adapter_parameters_before": before,
         "adapter_parameters_after": after,
         "adapter": digest(tree_digests(stage.folder / "adapter")),

@@ -54,7 +54,7 @@ def merge(stage: Stage) -> Done:
     gates = {"same_policy": metrics["mean_kl"] <= plan.config.merge.max_kl, "same_tokenizer": kept}
     failed = [name for name, passed in gates.items() if not passed]
     ancestry = {
-        "checkpoint": plan.document["checkpoint"]["digest"],
+        "checkpoint": plan.frozen.checkpoint.digest,
         "adapter": trained.ancestry["adapter"],
         "merged_checkpoint": checkpoint.identity(target)["digest"],
     }

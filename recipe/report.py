@@ -9,6 +9,7 @@ in them. Any check that fails ends it with exit code 1, names the check and the 
 import argparse
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
@@ -22,6 +23,7 @@ from recipe.run.plan import ROOT, Plan, load
 from recipe.run.result import Done, Result, completed
 from recipe.run.stage import Stage
 from recipe.stages import EVIDENCE
+from recipe.task import family
 from recipe.verify import plots, replay
 
 LAYOUT = 1
@@ -67,12 +69,12 @@ def write(plan: Plan, output: Path) -> dict:
 
 def verify(plan: Plan, results: dict[str, Result]) -> None:
     """Every check that the numbers rest on, with a progress bar over the replayed rollouts."""
-    from recipe.policy import agent_chat
     from recipe.policy.checkpoint import load_tokenizer
+    from recipe.rollout import agent_chat
 
     _committed(plan)
     replay.ancestry(plan, results)
-    chat = agent_chat(load_tokenizer(plan.checkpoint))
+    chat = agent_chat(load_tokenizer(plan.checkpoint), plan.family)
     with Progress("replay", None, "rollout") as progress:
         for checks in (
             replay.evaluation(plan, "baseline", "test", chat),
@@ -86,13 +88,13 @@ def verify(plan: Plan, results: dict[str, Result]) -> None:
 
 def _committed(plan: Plan) -> None:
     """The consumed sources are those of the recorded commit; a practice plan may be ahead of it."""
-    state = plan.document["repository"]
-    if state["commit"] is None or state["uncommitted"]:
+    state = plan.frozen.repository
+    if state.commit is None or state.uncommitted:
         if plan.practice:
             return
         raise CheckFailed("sources: the plan was prepared from uncommitted sources")
-    where = Path(state["path"]) if Path(state["path"]).is_dir() else ROOT
-    for path in repository.differing(where, state["commit"], plan.document["sources"]):
+    where = Path(state.path) if Path(state.path).is_dir() else ROOT
+    for path in repository.differing(where, state.commit, plan.frozen.sources):
         raise CheckFailed(f"sources: {path} in commit {state['commit'][:12]} is not the one that this run consumed")
 
 
@@ -102,7 +104,7 @@ def summarise(plan: Plan, results: dict[str, Result]) -> dict:
     reasons = [f"gate {gate} did not pass" for gate, passed in gates.items() if not passed]
     if plan.practice:
         reasons.insert(0, "practice checkpoint: it shows that the machinery works, nothing about Qwen3")
-    elif plan.document["deviations"]:
+    elif plan.frozen.deviations:
         reasons.insert(0, "the configuration deviates from the default protocol")
     measured = {}
     for name in ("baseline", "candidate"):
@@ -110,10 +112,11 @@ def summarise(plan: Plan, results: dict[str, Result]) -> dict:
     return {
         "layout": LAYOUT,
         "kind": plan.kind,
+        "family": plan.family.name,
         "plan_id": plan.id,
         "qualified": not reasons,
         "not_qualified_because": reasons,
-        "deviations": plan.document["deviations"],
+        "deviations": plan.frozen.deviations,
         **measured,
         "paired": paired(*(_successes(plan, name) for name in ("baseline", "candidate"))),
         "training": results["grpo"].metrics,
@@ -122,12 +125,12 @@ def summarise(plan: Plan, results: dict[str, Result]) -> dict:
         "gates": gates,
         "limits": list(LIMITS),
         "provenance": {
-            "commit": plan.document["repository"]["commit"],
-            "uncommitted": plan.document["repository"]["uncommitted"],
-            "starting_checkpoint": plan.document["checkpoint"]["digest"],
+            "commit": plan.frozen.repository.commit,
+            "uncommitted": plan.frozen.repository.uncommitted,
+            "starting_checkpoint": plan.frozen.checkpoint.digest,
             "adapter": results["grpo"].ancestry["adapter"],
             "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
-            "versions": plan.document["versions"],
+            "versions": plan.frozen.versions,
             "machines": {name: results[name].machine for name in EVIDENCE},
             "seconds": {name: results[name].seconds["total"] for name in EVIDENCE},
         },
@@ -167,12 +170,12 @@ _TITLES = {
     "custom": "Run under a custom protocol",
     "pilot": "Pilot",
 }
-_ROWS = {
+_FIRST_ROWS = {
     "strict_success": ("strict success", "{:.1%}"),
     "final_answer_correct": ("correct answers", "{:.1%}"),
     "reward": ("training reward (shaped)", "{:.3f}"),
-    "verified_lookup": ("verified lookup", "{:.1%}"),
-    "verified_calculation": ("verified calculation", "{:.1%}"),
+}
+_LAST_ROWS = {
     "malformed": ("malformed outputs", "{:.1%}"),
     "tool_errors": ("tool errors a rollout", "{:.2f}"),
     "hit_cap": ("token cap hit", "{:.1%}"),
@@ -181,11 +184,17 @@ _ROWS = {
 }
 
 
+def _rows(milestones: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Title and format of each measure, a family's milestones in the middle."""
+    return {**_FIRST_ROWS, **{name: (title, "{:.1%}") for name, title in milestones.items()}, **_LAST_ROWS}
+
+
 def markdown(summary: dict) -> str:
     """The summary for people."""
     training, kept, pair = summary["training"], summary["retention"], summary["paired"]
+    chosen = family(summary["family"])
     low, high = pair["descriptive_interval_95"]
-    lines = [f"# {_TITLES[summary['kind']]}: agentic GRPO on German order tasks", ""]
+    lines = [f"# {_TITLES[summary['kind']]}: agentic GRPO on {chosen.title}", ""]
     if summary["qualified"]:
         lines += ["**Qualified**: default protocol, every gate passed.", ""]
     else:
@@ -202,7 +211,7 @@ def markdown(summary: dict) -> str:
         "|---|---:|---:|",
         *(
             f"| {title} | {form.format(summary['baseline'][key])} | {form.format(summary['candidate'][key])} |"
-            for key, (title, form) in _ROWS.items()
+            for key, (title, form) in _rows(chosen.milestones).items()
         ),
         "",
         f"Paired difference of strict success: **{pair['difference']:+.1%}** over {pair['items']} items "

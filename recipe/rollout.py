@@ -5,14 +5,14 @@ observations, glue, masks, outcome, reward) follows. :class:`Rollout` is that de
 stream against it, the evaluations sample through it, and the replay repeats it from the recorded ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from recipe.config import Agent
-from recipe.orders.environment import Event, OrderEnvironment, begin_turn, events, execute
-from recipe.orders.judge import Outcome, judge, training_reward
-from recipe.orders.tasks import Task
+from recipe.config import Agent, Rules
 from recipe.policy.chat import Chat, Turn
 from recipe.policy.decoding import Dialogue, RandomStream, Request
+from recipe.task.environment import Event, begin_turn, events, execute, tools
+from recipe.task.family import Family, Task
+from recipe.task.outcome import Outcome
 
 
 class Rollout:
@@ -23,9 +23,9 @@ class Rollout:
     of each turn. ``open`` says whether the policy may speak again.
     """
 
-    def __init__(self, task: Task, chat: Chat, agent: Agent):
-        self.task, self._chat, self._agent = task, chat, agent
-        self._environment = OrderEnvironment()
+    def __init__(self, task: Task, chat: Chat, rules: Rules):
+        self.task, self._chat, self._rules = task, chat, rules
+        self._environment = rules.family.environment()
         self._environment.reset(task.record())
         self.prompt = chat.prompt(task.messages())
         self.ids: list[int] = []
@@ -38,7 +38,7 @@ class Rollout:
     @property
     def budget(self) -> int:
         """Tokens that the next turn may take."""
-        return self._agent.max_tokens - len(self.ids)
+        return self._rules.agent.max_tokens - len(self.ids)
 
     def add_turn(self, sampled: Sequence[int]) -> None:
         """Add one sampled turn: execute its calls, append their observations, decide whether to go on.
@@ -58,7 +58,7 @@ class Rollout:
         self._append(sampled, 1)
         self._cut = not turn.finished
         self.open = False
-        if turn.calls and len(self.turns) <= self._agent.max_tool_iterations:
+        if turn.calls and len(self.turns) <= self._rules.agent.max_tool_iterations:
             begin_turn(self._environment, len(self.turns) - 1)
             observations = [execute(self._environment, call.name, call.arguments) for call in turn.calls]
             self._append(self._chat.observe(observations), 0)
@@ -74,11 +74,15 @@ class Rollout:
         return events(self._environment)
 
     def outcome(self) -> Outcome:
-        return judge(self.task, self.turns, self.events(), hit_cap=self._cut, tokens=sum(map(len, self.spans)))
+        tokens = sum(map(len, self.spans))
+        return self._rules.family.judge(self.task, self.turns, self.events(), hit_cap=self._cut, tokens=tokens)
+
+    def reward(self) -> float:
+        """The shaped training reward under the frozen weights."""
+        return self._rules.family.reward(self.outcome(), self._rules.weights)
 
     def record(self) -> dict:
         """All of the rollout as plain data; a function of task and spans alone."""
-        outcome = self.outcome()
         return {
             "task_id": self.task.task_id,
             "prompt_ids": self.prompt,
@@ -87,14 +91,14 @@ class Rollout:
             "spans": self.spans,
             "turns": [turn.record() for turn in self.turns],
             "events": [event.record() for event in self.events()],
-            "outcome": outcome.record(),
-            "reward": training_reward(outcome),
+            "outcome": self.outcome().record(),
+            "reward": self.reward(),
         }
 
 
-def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, agent: Agent) -> Rollout:
+def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, rules: Rules) -> Rollout:
     """The rollout that these sampled turns make."""
-    rollout = Rollout(task, chat, agent)
+    rollout = Rollout(task, chat, rules)
     for span in spans:
         rollout.add_turn(span)
     return rollout
@@ -106,3 +110,16 @@ def dialogue(rollout: Rollout, stream: RandomStream) -> Dialogue:
         sampled = yield Request(rollout.prompt + rollout.ids, rollout.budget, stream)
         rollout.add_turn(sampled.ids)
     return rollout
+
+
+def agent_chat(tokenizer, family: Family) -> Chat:
+    """Chat with the tool schemas that TRL makes from the environment's methods, in TRL's order."""
+    from transformers.utils import get_json_schema
+
+    environment = family.environment()
+    return Chat(tokenizer, [get_json_schema(getattr(environment, name)) for name in tools(family.environment)])
+
+
+def rollout_context(chat: Chat, agent: Agent, tasks: Iterable[Task]) -> int:
+    """Most tokens of a rollout of one of ``tasks``, prompt and completion."""
+    return max(len(chat.prompt(task.messages())) for task in tasks) + agent.max_tokens

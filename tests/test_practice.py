@@ -11,7 +11,8 @@ from recipe.errors import Refused
 from recipe.files import tree_digests
 from recipe.mgsm.baseline import load as load_retention
 from recipe.orders import tasks
-from recipe.policy import agent_chat, checkpoint
+from recipe.policy import checkpoint
+from recipe.rollout import agent_chat
 from recipe.policy.chat import Chat
 from recipe.practice import checkpoint as practice
 from recipe.practice import demonstrations

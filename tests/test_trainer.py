@@ -140,7 +140,7 @@ def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):
     stage = training(practice, tmp_path / "run")
     plan = stage.plan
     model = checkpoint.load_model(plan.checkpoint, "float32", "cpu")
-    chat = policy.agent_chat(checkpoint.load_tokenizer(plan.checkpoint))
+    chat = agent_chat(checkpoint.load_tokenizer(plan.checkpoint))
     records = {
         decoder: evaluation.evaluate(
             model, chat, plan.splits["test"], replace(plan.config.agent, decoder=decoder), plan.config.evaluation

@@ -151,8 +151,7 @@ def evaluate(
     Raises:
         Refused: a prompt that does not fit the model's positions, or a template that is not Qwen3's.
     """
-    from recipe.policy import make_decoder
-    from recipe.policy.decoding import RandomStream, Request, one_turn
+    from recipe.policy.decoding import RandomStream, Request, make_decoder, one_turn
 
     chat = Chat(tokenizer)
     chat.check(protocol.messages(items[0].question), "0")

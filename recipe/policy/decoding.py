@@ -20,6 +20,8 @@ from recipe.errors import CheckFailed
 if TYPE_CHECKING:
     import numpy as np
 
+    from recipe.policy.chat import Chat
+
 
 class RandomStream:
     """Uniform numbers in [0, 1) for one item, a function of (seed, item, sample) alone.
@@ -223,3 +225,15 @@ def warpers(sampling: Sampling):
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
     return warpers
+
+
+def make_decoder(kind: str, model, chat: "Chat", sampling: Sampling, *, rows: int, context: int) -> Decoder:
+    """The frozen decoder, ``native`` or ``engine``, for ``rows`` conversations of at most ``context`` tokens at a time.
+
+    Both take the same numbers from a conversation's stream: in float32 they sample the same tokens.
+    """
+    if kind == "native":
+        return Native(model, sampling, chat.end_id, chat.pad_id, rows=rows)
+    from recipe.policy.engine.decoder import Engine
+
+    return Engine(model, sampling, chat.end_id, chat.pad_id, rows=rows, context=context)

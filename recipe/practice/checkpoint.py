@@ -24,13 +24,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.config import PRECISIONS
+from recipe.config import PRECISIONS, Rules, complete
 from recipe.errors import Refused
 from recipe.files import sync_folder, write_bytes, write_json
 from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat
 from recipe.practice import demonstrations
 from recipe.practice.demonstrations import Example
 from recipe.progress import Progress
+from recipe.task import FAMILIES
+from recipe.task.family import Family
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = (CALL, END_CALL, "<tool_response>", "</tool_response>", THINK, END_THINK)  # not special, as in Qwen3
@@ -44,18 +46,24 @@ RETENTION_TOKENS = 64  # a sum takes about 20; the protocol's default leaves roo
 class Training:
     """How the checkpoint is made. The defaults are those of ``make demo``: about 0.8 million parameters."""
 
+    task: str = FAMILIES[0]
     hidden: int = 128
     layers: int = 3
     heads: int = 2
     steps: int = 400
-    batch: int = 32  # order tasks a step, with half as many sums
+    batch: int = 32  # tasks a step, with half as many sums
     learning_rate: float = 3e-3  # AdamW's, for embeddings and norms; Muon's, for matrices, is ten times that
     seed: int = 0
     device: str = "cpu"
     precision: str = "float32"  # that weights are saved in; on a GPU they are trained under bfloat16 autocast
 
     short: float = 0.6  # share of the steps in which examples start at their first call
-    pool: int = 4000  # order tasks that the batches are drawn from; too few are learned by heart
+    pool: int = 4000  # tasks that the batches are drawn from; too few are learned by heart
+
+    @property
+    def rules(self) -> Rules:
+        """The family's default protocol: what is demonstrated."""
+        return complete({"task": self.task}).rules
 
 
 def practise(output: Path, training: Training, tokenizer_path: Path | None = None) -> None:
@@ -76,9 +84,10 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
 
     if training.device == "cuda" and checkpoint.device() != "cuda":
         raise Refused("--device cuda: there is no GPU here; leave it out")
-    tokenizer = small_tokenizer(training.seed) if tokenizer_path is None else checkpoint.load_tokenizer(tokenizer_path)
-    (task,) = demonstrations.fresh_tasks(training.seed, 1)
-    _agent_chat(tokenizer).check(task.messages(), "0")
+    tokenizer = small_tokenizer(training.rules, training.seed) if tokenizer_path is None else checkpoint.load_tokenizer(tokenizer_path)
+    family = training.rules.family
+    (task,) = demonstrations.fresh_tasks(family, training.seed, 1)
+    _agent_chat(tokenizer, family).check(task.messages(), "0")
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     temporary.mkdir()
@@ -110,7 +119,7 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
 _PIECES = r"[0-9]|[A-Z](?![a-z])|\n|\{[^\nA-Z0-9]*"
 
 
-def small_tokenizer(seed: int, vocabulary: int = 1024):
+def small_tokenizer(rules: Rules, seed: int, vocabulary: int = 1024):
     """Byte-level BPE with Qwen3's control tokens and template, learned from prompts and demonstrations.
 
     Its tokens may span words: a prompt takes some 115 of them, where Qwen3's own tokenizer takes 414.
@@ -118,11 +127,11 @@ def small_tokenizer(seed: int, vocabulary: int = 1024):
     from tokenizers import trainers
 
     untrained = _tokenizer([], None)
-    chat = _agent_chat(untrained)
+    chat = _agent_chat(untrained, rules.family)
     control = "|".join(re.escape(token) for token in (*SPECIAL, *MARKS))
     texts = [
         piece
-        for example in (*demonstrations.orders(chat, seed, 250), *demonstrations.arithmetic(Chat(untrained), seed, 500))
+        for example in (*demonstrations.tasks(chat, rules, seed, 250), *demonstrations.arithmetic(Chat(untrained), seed, 500))
         for piece in re.split(control, chat.decode(example.ids))
     ]
     trainer = trainers.BpeTrainer(
@@ -166,10 +175,10 @@ def _tokenizer(texts: Iterable[str], trainer):
     )
 
 
-def _agent_chat(tokenizer) -> Chat:
-    from recipe.policy import agent_chat
+def _agent_chat(tokenizer, family: Family) -> Chat:
+    from recipe.rollout import agent_chat
 
-    return agent_chat(tokenizer)
+    return agent_chat(tokenizer, family)
 
 
 def new_model(tokenizer, training: Training):
@@ -238,15 +247,16 @@ def _rate(step: int, steps: int) -> float:
 
 
 def batches(tokenizer, training: Training) -> Iterator[list[list[Example]]]:
-    """A batch of order tasks and one of sums for every step; the first ones short."""
+    """A batch of tasks and one of sums for every step; the first ones short."""
     rng = random.Random(training.seed)
-    orders = list(demonstrations.orders(_agent_chat(tokenizer), training.seed, training.pool))
+    chat = _agent_chat(tokenizer, training.rules.family)
+    shown = list(demonstrations.tasks(chat, training.rules, training.seed, training.pool))
     arithmetic = list(demonstrations.arithmetic(Chat(tokenizer), training.seed, training.pool // 2))
     for step in range(training.steps):
-        order_batch = rng.sample(orders, min(training.batch, len(orders)))
+        task_batch = rng.sample(shown, min(training.batch, len(shown)))
         if step < training.short * training.steps:
-            order_batch = [example.from_first_call() for example in order_batch]
-        yield [order_batch, rng.sample(arithmetic, min(training.batch // 2, len(arithmetic)))]
+            task_batch = [example.from_first_call() for example in task_batch]
+        yield [task_batch, rng.sample(arithmetic, min(training.batch // 2, len(arithmetic)))]
 
 
 def _step(model, parts: Sequence[Sequence[Example]], pad_id: int, device: str) -> float:
@@ -281,6 +291,7 @@ def save(folder: Path, model, tokenizer, training: Training, loss: float) -> Non
     tokenizer.save_pretrained(folder)
     mark = {
         "practice": True,
+        "task": training.task,
         "parameters": parameters,
         "steps": training.steps,
         "batch": training.batch,
@@ -301,6 +312,7 @@ def overrides(training: Training) -> str:
     """YAML: what a policy of this size needs set differently from Qwen3."""
     return (
         "# A practice policy is far smaller than Qwen3: its adapter needs larger steps, and memory is plentiful.\n"
+        f"task: {training.task}\n"
         f"precision: {training.precision}\n"
         "agent:\n"
         f"  decoder: {decoder(training)}  # the faster one where this policy was made\n"
@@ -328,6 +340,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
+    parser.add_argument("--task", choices=FAMILIES, default=default.task, help="family (%(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="folder of a Qwen3 tokenizer to use instead of a small one")
     for name in ("hidden", "layers", "heads", "steps", "batch", "pool"):
         value = getattr(default, name)

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipe.run import processes
-from recipe.run.evidence import FIRST
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,15 @@ class Runtime:
     owner: dict | None = None  # the trial that this is: ids of cluster, experiment and trial
 
 
-def chart(metric: str) -> str:
-    """The name that a metric is reported under.
+def chart(metric: str, milestones: Iterable[str] = ()) -> str:
+    """The name that a metric is reported under, in a family with these milestones.
 
     The web interface draws one chart a name, ordered by the names' characters (0.35.0 and 0.38.1), so that those to
     look at first are numbered.
     """
-    return f"{FIRST.index(metric) + 1:02d}_{metric}" if metric in FIRST else metric
+    first = ("strict_success", "reward", *milestones, "final_answer_correct")
+    first += ("kl", "entropy", "logprob_gap_mean", "logprob_gap_max")
+    return f"{first.index(metric) + 1:02d}_{metric}" if metric in first else metric
 
 
 @contextmanager
@@ -115,8 +116,7 @@ def _trial() -> Iterator[Runtime]:
     with core.init(distributed=alone, tensorboard_mode=core.TensorboardMode.MANUAL) as session:
 
         def report(group: str, step: int, metrics: dict) -> None:
-            charts = {chart(name): value for name, value in metrics.items()}
-            session.train.report_metrics(group=group, steps_completed=step, metrics=charts)
+            session.train.report_metrics(group=group, steps_completed=step, metrics=metrics)
 
         def store(folder: Path, step: int, metadata: dict) -> None:
             # Not upload(): it would write its metadata.json into ``folder``, whose digests are evidence.

@@ -92,11 +92,11 @@ def guarded(work: Callable[[], int | None]) -> int:
         return _told(f"check failed: {failure}", 1)
 
 
-def report(runtime: Runtime, found: dict) -> None:
-    """Report the numbers of what a stage found."""
+def report(to: Runtime | Stage, found: dict) -> None:
+    """Report the numbers of what was found."""
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     if numbers:  # a stage that failed early found none
-        runtime.report("validation", 1, numbers)
+        to.report("validation", 1, numbers)
 
 
 def _told(line: str, code: int) -> int:
@@ -151,7 +151,7 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
             processes.main_rank(lambda: result.write(plan, name, done, stage.seconds, start))
         found = result.load(stage.folder)
         if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
-            report(runtime, found.metrics)
+            report(stage, found.metrics)
         runtime.note(f"{result.heading(plan, name)}\n{found.describe()}")
     if found.failure:
         raise CheckFailed(f"stage {name}: {found.failure} (evidence kept in {stage.folder})")

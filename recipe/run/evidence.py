@@ -11,19 +11,6 @@ RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION = "steps", "validation"  # folders of the training stage
 
-# What to look at first, in this order.
-FIRST = (
-    "strict_success",
-    "reward",
-    "verified_lookup",
-    "verified_calculation",
-    "final_answer_correct",
-    "kl",
-    "entropy",
-    "logprob_gap_mean",
-    "logprob_gap_max",
-)
-
 
 def step_name(step: int) -> str:
     """File of one training step, counted from 1."""

@@ -15,16 +15,18 @@ from functools import cached_property
 from importlib import metadata, util
 from pathlib import Path
 
-from recipe.config import Config, build, deviations
+from recipe.config import Config, complete, deviations
 from recipe.errors import Refused
-from recipe.files import digest, file_digest, tree_digests, write_json
+from recipe.files import canonical, digest, file_digest, tree_digests, write_json
 from recipe.mgsm import baseline
-from recipe.orders import tasks
 from recipe.policy import checkpoint
-from recipe.records import read_json
+from recipe.records import parse, read_json
 from recipe.run import repository
+from recipe.task.family import Family, Task
 
-LAYOUT = 1
+LAYOUT = 2
+PLAN, TASKS = "plan.json", "tasks.json"
+PRACTICE = "practice.json"  # marks a practice checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -44,36 +46,76 @@ TRAINER_SOURCES = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A loaded plan: its document, its splits, and the run folder that it stands in."""
+class Tree:
+    """A folder outside the run: where it was, and the SHA-256 of each file. ``digest`` is that of ``files``."""
 
-    document: dict
-    splits: dict[str, list[tasks.Task]]
+    path: str
+    digest: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The checkout: its commit, None outside one, and the sources that differ from that."""
+
+    path: str
+    commit: str | None
+    uncommitted: list[str]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """``plan.json``. ``tasks`` is the SHA-256 of ``tasks.json``."""
+
+    layout: int
+    plan_id: str
+    practice: bool
+    config: dict
+    deviations: dict
+    checkpoint: Tree
+    retention_baseline: Tree
+    tasks: str
+    sources: dict[str, str]
+    trainer: dict[str, str]
+    versions: dict[str, str]
+    repository: Repository
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A loaded plan: what was frozen, its splits, and the run folder that it stands in."""
+
+    frozen: Frozen
+    splits: dict[str, list[Task]]
     run: Path
 
     @property
     def id(self) -> str:
-        return self.document["plan_id"]
+        return self.frozen.plan_id
 
     @property
     def practice(self) -> bool:
         """Whether the checkpoint is a practice one; such a run is never reported as a pilot."""
-        return self.document["practice"]
+        return self.frozen.practice
 
     @cached_property
     def config(self) -> Config:
-        return build(Config, self.document["config"])
+        return complete(self.frozen.config)
+
+    @property
+    def family(self) -> Family:
+        return self.config.rules.family
 
     @property
     def checkpoint(self) -> Path:
-        return Path(self.document["checkpoint"]["path"])
+        return Path(self.frozen.checkpoint.path)
 
     @property
     def retention_baseline(self) -> Path:
-        return Path(self.document["retention_baseline"]["path"])
+        return Path(self.frozen.retention_baseline.path)
 
     @cached_property
-    def training_order(self) -> list[tasks.Task]:
+    def training_order(self) -> list[Task]:
         """The tasks that training consumes, in order: a seeded draw without repetition, one group each."""
         grpo = self.config.grpo
         groups = grpo.steps * grpo.batch_size // grpo.num_generations
@@ -84,7 +126,7 @@ class Plan:
         """``practice``; ``pilot`` under the default protocol; else ``custom``."""
         if self.practice:
             return "practice"
-        return "custom" if self.document["deviations"] else "pilot"
+        return "custom" if self.frozen.deviations else "pilot"
 
 
 def prepare(
@@ -98,6 +140,7 @@ def prepare(
     """Freeze a plan into the new folder ``output``.
 
     Args:
+        recorded: the checkpoint's retention baseline.
         checkout: the git checkout whose commit the plan records; this code may be a copy of it without a history.
         repeated: accept an ``output`` that holds this very plan, where a lost machine makes a cluster prepare again.
 
@@ -109,7 +152,7 @@ def prepare(
         raise Refused(f"the run folder is used already: {output}; choose a new one")
     model = Path(model).resolve()
     identity = checkpoint.identity(model)
-    practice = (model / "practice.json").is_file()
+    practice = PRACTICE in identity["files"]
     retention = baseline.load(Path(recorded).resolve())
     if retention.checkpoint != identity["digest"]:
         raise Refused(
@@ -117,8 +160,7 @@ def prepare(
             f"({retention.checkpoint[:12]}…, not {identity['digest'][:12]}…); record one for {model} with "
             "experiments.retention_baseline"
         )
-    sizes = asdict(config.tasks)
-    splits = tasks.generate(sizes.pop("seed"), sizes)
+    splits = _generated(config)
     _check_chat(model, splits, config)
     sources = package_sources()
     state = repository.state(Path(checkout).resolve(), sources)
@@ -127,14 +169,15 @@ def prepare(
     if state["uncommitted"] and not practice:
         raise Refused(f"{state['uncommitted'][0]} differs from the last commit; commit it, then prepare again")
 
-    records = {split: [task.record() for task in entries] for split, entries in splits.items()}
+    records = _records(splits)
+    evidence = tree_digests(retention.folder)
     document = {
         "layout": LAYOUT,
         "practice": practice,
         "config": asdict(config),
         "deviations": deviations(config),
         "checkpoint": {"path": str(model), **identity},
-        "retention_baseline": {"path": str(retention.folder), "files": tree_digests(retention.folder)},
+        "retention_baseline": {"path": str(retention.folder), "digest": digest(evidence), "files": evidence},
         "tasks": digest(records),
         "sources": sources,
         "trainer": trainer_sources(),
@@ -142,19 +185,23 @@ def prepare(
         "repository": state,
     }
     document["plan_id"] = digest(document)
+    plan = Plan(parse(Frozen, document, PLAN), splits, output)
     if output.exists():
-        if not (output / "plan.json").is_file() or read_json(output / "plan.json", "the plan") != document:
+        if not (output / PLAN).is_file() or read_json(output / PLAN, "the plan") != document:
             raise Refused(f"the run folder is used already, and not by this plan: {output}; choose a new one")
-        return Plan(document, splits, output)
+        return plan
     partial = output.with_name(f".{output.name}.partial")
-    write_json(partial / "tasks.json", records)
-    write_json(partial / "plan.json", document)
+    write_json(partial / TASKS, records)
+    write_json(partial / PLAN, document)
     partial.rename(output)  # a run folder is a whole one
-    return Plan(document, splits, output)
+    return plan
 
 
 def load(path: Path, check_inputs: bool = True) -> Plan:
     """Load a plan and prove that nothing it rests on has changed.
+
+    What follows from the configuration (deviations, tasks) or from the checkpoint's files (practice) is derived again:
+    the plan's own word for it is only compared.
 
     Raises:
         Refused: another layout version, an altered plan, or a changed input; names the file.
@@ -164,20 +211,42 @@ def load(path: Path, check_inputs: bool = True) -> Plan:
     if not isinstance(document, dict) or document.get("layout") != LAYOUT:
         found = document.get("layout") if isinstance(document, dict) else None
         raise Refused(f"{path} has layout {found}, this package reads layout {LAYOUT}; prepare a new plan")
-    if document.get("plan_id") != digest({key: value for key, value in document.items() if key != "plan_id"}):
+    frozen = parse(Frozen, document, path.name)
+    if frozen.plan_id != digest({key: value for key, value in document.items() if key != "plan_id"}):
         raise Refused(f"{path} was altered after it was frozen; prepare a new plan")
-    records = read_json(path.parent / "tasks.json", "the task file")
-    if digest(records) != document["tasks"]:
-        raise Refused(f"{path.parent / 'tasks.json'} was altered after it was frozen")
-    plan = Plan(document, tasks.load(records), path.parent)
+    config = complete(frozen.config)
+    splits = _generated(config)
+    derived = {
+        "config": asdict(config),
+        "deviations": deviations(config),
+        "practice": PRACTICE in frozen.checkpoint.files,
+        "tasks": digest(_records(splits)),
+    }
+    for name, value in derived.items():
+        if canonical(getattr(frozen, name)) != canonical(value):
+            raise Refused(f"{path}: {name} does not follow from the configuration and the checkpoint; prepare a new plan")
+    for tree in (frozen.checkpoint, frozen.retention_baseline):
+        if tree.digest != digest(tree.files):
+            raise Refused(f"{path}: the digest of {tree.path} is not that of its files; prepare a new plan")
+    if digest(read_json(path.parent / TASKS, "the task file")) != frozen.tasks:
+        raise Refused(f"{path.parent / TASKS} was altered after it was frozen")
+    plan = Plan(frozen, splits, path.parent)
     if check_inputs:
-        _unchanged("package source", ROOT, document["sources"], package_sources())
-        _unchanged("installed trainer module", Path("site-packages"), document["trainer"], trainer_sources())
-        _unchanged("package version of", Path(), document["versions"], versions())
-        _unchanged("checkpoint file", plan.checkpoint, document["checkpoint"]["files"], tree_digests(plan.checkpoint))
-        recorded = document["retention_baseline"]["files"]
-        _unchanged("retention evidence", plan.retention_baseline, recorded, tree_digests(plan.retention_baseline))
+        _unchanged("package source", ROOT, frozen.sources, package_sources())
+        _unchanged("installed trainer module", Path("site-packages"), frozen.trainer, trainer_sources())
+        _unchanged("package version of", Path(), frozen.versions, versions())
+        for what, tree in (("checkpoint file", frozen.checkpoint), ("retention evidence", frozen.retention_baseline)):
+            _unchanged(what, Path(tree.path), tree.files, tree_digests(Path(tree.path)))
     return plan
+
+
+def _generated(config: Config) -> dict[str, list[Task]]:
+    sizes = asdict(config.tasks)
+    return config.rules.family.generate(sizes.pop("seed"), sizes)
+
+
+def _records(splits: dict[str, list[Task]]) -> dict[str, list[dict]]:
+    return {split: [task.record() for task in tasks] for split, tasks in splits.items()}
 
 
 def _unchanged(what: str, root: Path, frozen: dict[str, str], found: dict[str, str]) -> None:
@@ -219,13 +288,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _check_chat(model: Path, splits: dict[str, list[tasks.Task]], config: Config) -> None:
+def _check_chat(model: Path, splits: dict[str, list[Task]], config: Config) -> None:
     """The raw-span contract on a real task of this plan, and room for every rollout, before anything runs."""
-    from recipe.policy import agent_chat, rollout_context
+    from recipe.rollout import agent_chat, rollout_context
 
-    chat = agent_chat(checkpoint.load_tokenizer(model))
-    task = splits["train"][0]
-    chat.check(task.messages(), f'{{"menge": {task.quantity}, "einzelpreis": {task.unit_price}}}')
+    family, task = config.rules.family, splits["train"][0]
+    chat = agent_chat(checkpoint.load_tokenizer(model), family)
+    chat.check(task.messages(), family.example(task))
     # Beyond the model's positions TRL cuts a rollout differently, and gives observations loss.
     positions = read_json(model / "config.json", "the checkpoint's configuration").get("max_position_embeddings", 0)
     context = rollout_context(chat, config.agent, (task for tasks_ in splits.values() for task in tasks_))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from recipe.progress import Progress
 from recipe.run import processes, result
-from recipe.run.cluster import Runtime
+from recipe.run.cluster import Runtime, chart
 from recipe.run.plan import Plan
 from recipe.run.result import Result
 
@@ -25,7 +25,8 @@ class Stage:
 
     def report(self, group: str, step: int, metrics: dict) -> None:
         """Show numbers while the stage runs: on a cluster in its web UI."""
-        self.runtime.report(group, step, metrics)
+        milestones = self.plan.family.milestones
+        self.runtime.report(group, step, {chart(name, milestones): value for name, value in metrics.items()})
 
     def progress(self, total: int, unit: str, **more) -> Progress:
         """How far the stage's work is, for people on a terminal, in a log or at the cluster's web UI."""

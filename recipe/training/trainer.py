@@ -2,7 +2,7 @@
 
 How it departs from upstream:
 
-* **Tools** are answered by :func:`recipe.orders.environment.execute`, so that an unknown tool or a malformed call gets the
+* **Tools** are answered by :func:`recipe.task.environment.execute`, so that an unknown tool or a malformed call gets the
   environment's own German error and is counted, and a fault of the environment stops training.
 * **Sampling** is bounded by what remains of the completion budget. Upstream lets every turn run to the full length
   and cuts afterwards, which executes calls that the policy was not going to be shown the answers of.
@@ -21,15 +21,12 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from recipe.config import Agent
+from recipe.config import Rules
 from recipe.errors import CheckFailed
-from recipe.orders.environment import OrderEnvironment, begin_turn, events, execute, raise_fault
-from recipe.orders.judge import training_reward
-from recipe.orders.tasks import Task
-from recipe.policy import make_decoder, rollout_context
-from recipe.policy.decoding import RandomStream
-from recipe.rollout import Rollout
+from recipe.policy.decoding import RandomStream, make_decoder
+from recipe.rollout import Rollout, rollout_context
 from recipe.run import processes
+from recipe.task.environment import Environment, begin_turn, events, execute, raise_fault
 
 TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
 
@@ -37,34 +34,34 @@ TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other release
 class AgenticGRPOTrainer(GRPOTrainer):
     """``on_rollouts(rollouts, advantages)`` hears every scored batch of this process, in dataset order."""
 
-    def __init__(self, *, agent: Agent, on_rollouts, **arguments):
+    def __init__(self, *, rules: Rules, on_rollouts, **arguments):
         if trl.__version__ != TRL_VERSION:
             raise CheckFailed(f"trainer: trl {trl.__version__} is installed, this trainer is written for {TRL_VERSION}")
-        super().__init__(reward_funcs=self._shaped_reward, environment_factory=OrderEnvironment, **arguments)
-        self._agent, self._on_rollouts = agent, on_rollouts
+        super().__init__(reward_funcs=self._shaped_reward, environment_factory=rules.family.environment, **arguments)
+        self._rules, self._on_rollouts = rules, on_rollouts
         self._chat = self.processing_class.chat
         names = [tool.__name__ for tool in self.tools]
         if names != [schema["function"]["name"] for schema in self._chat.tools]:
             raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
         self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
         self._engine = None
-        if agent.decoder == "engine":
-            context = rollout_context(self._chat, agent, (Task(**row["task"]) for row in self.train_dataset))
+        if (agent := rules.agent).decoder == "engine":
+            context = rollout_context(self._chat, agent, (rules.family.task(**row["task"]) for row in self.train_dataset))
             policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments)
             self._engine = make_decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
 
     def _generate_and_score_completions(self, inputs):
-        self._tasks = [Task(**row["task"]) for row in inputs]
+        self._tasks = [self._rules.family.task(**row["task"]) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         self._on_rollouts(self._rollouts, output["advantages"].tolist())
         return output
 
     def _generate(self, prompts):
-        self._rollouts = [Rollout(task, self._chat, self._agent) for task in self._tasks]
+        self._rollouts = [Rollout(task, self._chat, self._rules) for task in self._tasks]
         self._rows = None
         first = processes.rank() * len(self._tasks)  # a group may be spread over processes
         self._streams = [
-            RandomStream(self._agent.seed, task.task_id, row % self.num_generations)
+            RandomStream(self._rules.agent.seed, task.task_id, row % self.num_generations)
             for row, task in enumerate(self._tasks, first)
         ]
         self._logprobs = [[] for _ in prompts]
@@ -150,7 +147,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
 
     def _shaped_reward(self, prompts, **_) -> list[float]:
         """The training reward of each rollout; its events were proved equal to the environment's."""
-        rewards = [training_reward(rollout.outcome()) for rollout in self._rollouts]
+        rewards = [rollout.reward() for rollout in self._rollouts]
         if len(rewards) != len(prompts):  # TRL would broadcast a single reward over the batch
             raise CheckFailed(f"trainer: {len(rewards)} rewards for {len(prompts)} rollouts")
         return rewards
@@ -181,7 +178,7 @@ def prove(rollout: Rollout, prompt_ids, ids, mask, happened) -> None:
 class _AnyTool(dict):
     """TRL's table of one environment's tools, which answers to every name the policy may invent."""
 
-    def __init__(self, environment: OrderEnvironment):
+    def __init__(self, environment: Environment):
         super().__init__()
         self._environment = environment
 

@@ -12,7 +12,6 @@ from recipe import retention
 from recipe.errors import CheckFailed
 from recipe.files import canonical, digest, tree_digests
 from recipe.mgsm import baseline
-from recipe.orders.tasks import Task
 from recipe.policy.chat import Chat
 from recipe.records import read_json, read_lines
 from recipe.rollout import replay
@@ -29,6 +28,7 @@ from recipe.run.evidence import (
 )
 from recipe.run.plan import Plan
 from recipe.run.result import Result
+from recipe.task.family import Task
 
 TOLERANCE = 1e-5  # of advantages, which the trainer computes in float32
 
@@ -51,7 +51,7 @@ def rollouts(
         if task is None:
             raise CheckFailed(f"{name}: task_id {record.get('task_id')!r} is not of this split")
         try:
-            derived = replay(task, record["spans"], chat, plan.config.agent).record()
+            derived = replay(task, record["spans"], chat, plan.config.rules).record()
         except (KeyError, TypeError, ValueError) as error:
             raise CheckFailed(f"{name} ({task.task_id}): spans do not make a rollout ({error!r})") from None
         _equal_fields(f"{name} ({task.task_id})", derived, record, beside)
@@ -136,7 +136,7 @@ def _std(values: list[float]) -> float:
 
 def ancestry(plan: Plan, results: dict[str, Result]) -> None:
     """The chain from the starting checkpoint over the adapter to the evaluated candidate."""
-    start = plan.document["checkpoint"]["digest"]
+    start = plan.frozen.checkpoint.digest
     grpo, merge = results["grpo"].ancestry, results["merge"].ancestry
     merged = digest(tree_digests(plan.run / "merge" / "checkpoint"))
     adapter = digest(tree_digests(plan.run / "grpo" / "adapter"))

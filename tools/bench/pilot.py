@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from recipe.config import Agent, Config
+from recipe.config import Agent, Config, complete
 from recipe.errors import Refused
 from recipe.mgsm.baseline import LIMIT, Protocol
 from tools.bench.clock import forget, now, peak_gib
@@ -47,16 +47,16 @@ TINY = (64, 1, 2, 1, 128)
 def measure(shape: tuple, config: Config, protocol: Protocol, tokenizer, few: int) -> dict:
     """Every part of one shape's pilot; native decoding over ``few`` tokens."""
     from recipe.evaluation import evaluate
-    from recipe.orders import tasks
-    from recipe.policy import agent_chat
+    from recipe.rollout import agent_chat
 
     sizes = {"train": config.tasks.train, "development": config.tasks.development, "test": config.tasks.test}
-    splits, chat = tasks.generate(config.tasks.seed, sizes), agent_chat(tokenizer)
+    family = config.rules.family
+    splits, chat = family.generate(config.tasks.seed, sizes), agent_chat(tokenizer, family)
     native, engine = (replace(config.agent, decoder=decoder) for decoder in ("native", "engine"))
 
     def rollouts(model, split: str):
         def work(agent: Agent) -> int:
-            records = evaluate(model, chat, splits[split], agent, config.evaluation)
+            records = evaluate(model, chat, splits[split], replace(config.rules, agent=agent), config.evaluation)
             return sum(record["outcome"]["tokens"] for record in records)
 
         return work
@@ -97,7 +97,7 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
     from transformers import PrinterCallback
 
     from recipe import grpo
-    from recipe.policy import agent_chat
+    from recipe.rollout import agent_chat
     from recipe.training.trainer import AgenticGRPOTrainer
     from recipe.training.trl_chat import raw_span_tokenizer
 
@@ -107,11 +107,11 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
     with tempfile.TemporaryDirectory() as folder:
         trainer = AgenticGRPOTrainer(
             model=build(shape, config.precision, adapter=False),
-            processing_class=raw_span_tokenizer(tokenizer, agent_chat(tokenizer).tools),
+            processing_class=raw_span_tokenizer(tokenizer, agent_chat(tokenizer, config.rules.family).tools),
             args=grpo.arguments(config, Path(folder)),
             train_dataset=Dataset.from_list([{"prompt": task.messages(), "task": task.record()} for task in tasks]),
             peft_config=grpo.lora(config.grpo),
-            agent=config.agent,
+            rules=config.rules,
             on_rollouts=lambda group, advantages: tokens.append(sum(rollout.outcome().tokens for rollout in group)),
         )
         trainer.remove_callback(PrinterCallback)
@@ -135,9 +135,8 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
 
 def retention(model, chat, protocol: Protocol, tasks: list) -> Callable[[Agent], int]:
     """One batch of the retention protocol; for its length, one German question is as good as another."""
-    from recipe.policy import make_decoder
     from recipe.policy.chat import Chat
-    from recipe.policy.decoding import RandomStream
+    from recipe.policy.decoding import RandomStream, make_decoder
 
     batch = tasks[: protocol.batch_size]
     plain = Chat(chat.tokenizer)  # without the tools
@@ -237,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--dry-run", action="store_true", help="a tiny shape and budget, without a GPU too; the numbers mean nothing"
     )
     given = parser.parse_args(arguments)
-    config, protocol, few = Config(), Protocol(), given.native_tokens
+    config, protocol, few = complete({}), Protocol(), given.native_tokens
     shapes = {name: SHAPES[name] for name in given.shapes}
     if given.dry_run:
         (config, protocol), few, shapes = in_small(config, protocol), 6, {"tiny": TINY}

@@ -156,7 +156,7 @@ class Chain:
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
             "qualified": results["report"].metrics["qualified"],
-            "starting_checkpoint": self._plan.document["checkpoint"]["digest"],
+            "starting_checkpoint": self._plan.frozen.checkpoint.digest,
             "adapter": results["grpo"].ancestry["adapter"],
             "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
             "folder": str(self._plan.run / "merge" / "checkpoint"),

@@ -55,11 +55,11 @@ def _prepared(given: argparse.Namespace) -> Path:
         frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
         _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
         return plan_file
-    document = load(plan_file, check_inputs=False).document
+    frozen = load(plan_file, check_inputs=False).frozen
     for option, found, now in (
-        ("--model", document["checkpoint"]["path"], str(given.model.resolve())),
-        ("--retention-baseline", document["retention_baseline"]["path"], str(given.retention_baseline.resolve())),
-        ("--config", document["config"], asdict(wanted)),
+        ("--model", frozen.checkpoint.path, str(given.model.resolve())),
+        ("--retention-baseline", frozen.retention_baseline.path, str(given.retention_baseline.resolve())),
+        ("--config", frozen.config, asdict(wanted)),
     ):
         if found != now:
             raise Refused(f"{plan_file} was frozen with another {option}; go on with --plan, or choose a new --output")

@@ -137,7 +137,7 @@ def made(plan: Plan, stages: Sequence[str]) -> Statement:
     known = _frozen(plan)
     records = [_stage(plan, name, results[name], known, state) for name in stages]
     _in_order(records)
-    document = plan.document
+    document = asdict(plan.frozen)
     parameters = {key: document[key] for key in ("config", "deviations")}
     frozen = {key: document[key] for key in ("practice", "versions", "repository")}
     return Statement(
@@ -181,16 +181,16 @@ def made(plan: Plan, stages: Sequence[str]) -> Statement:
 def _frozen(plan: Plan) -> dict[str, dict[str, str]]:
     """Digests of what the plan froze, by the names that the stages' inputs go by."""
     return {
-        "checkpoint": {"sha256Tree": plan.document["checkpoint"]["digest"]},
-        "retention-baseline": {"sha256Tree": digest(plan.document["retention_baseline"]["files"])},
-        "tasks.json": {"sha256": plan.document["tasks"]},  # the file is its canonical JSON
+        "checkpoint": {"sha256Tree": plan.frozen.checkpoint.digest},
+        "retention-baseline": {"sha256Tree": plan.frozen.retention_baseline.digest},
+        "tasks.json": {"sha256": plan.frozen.tasks},  # the file is its canonical JSON
     }
 
 
 def _dependencies(plan: Plan, known: dict[str, dict[str, str]]) -> list[Resource]:
     frozen = [Resource(name, known[name]) for name in _frozen(plan)]
-    parts = [Resource(name, {"sha256Tree": digest(plan.document[name])}) for name in ("sources", "trainer")]
-    commit = plan.document["repository"]["commit"]
+    parts = [Resource(name, {"sha256Tree": digest(getattr(plan.frozen, name))}) for name in ("sources", "trainer")]
+    commit = plan.frozen.repository.commit
     return [*frozen, *parts, *([Resource("repository", {"gitCommit": commit})] if commit else [])]
 
 
@@ -293,22 +293,22 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
         raise CheckFailed(line)
     yield from _on_cluster(recorded, load_state(run), ask)
     if replayed:
-        if package_sources() != plan.document["sources"]:
-            commit = plan.document["repository"]["commit"] or "none"
+        if package_sources() != plan.frozen.sources:
+            commit = plan.frozen.repository.commit or "none"
             raise Refused(f"replay: these are not the sources of the run; check out its commit {commit[:12]}")
         report.verify(plan, {name: completed(plan, name) for name in EVIDENCE})
 
 
 def _inputs(plan: Plan) -> Iterator[str]:
     """What the plan froze and keeps elsewhere, where this machine has it."""
-    frozen, recorded = plan.document["checkpoint"], plan.document["retention_baseline"]
+    frozen, recorded = plan.frozen.checkpoint, plan.frozen.retention_baseline
     if not plan.checkpoint.is_dir():
         yield f"{UNCHECKED}the starting checkpoint: {plan.checkpoint} is not on this machine"
-    elif identity(plan.checkpoint)["digest"] != frozen["digest"]:
+    elif identity(plan.checkpoint)["digest"] != frozen.digest:
         raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
     if not plan.retention_baseline.is_dir():
         yield f"{UNCHECKED}the retention baseline: {plan.retention_baseline} is not on this machine"
-    elif tree_digests(plan.retention_baseline) != recorded["files"]:
+    elif tree_digests(plan.retention_baseline) != recorded.files:
         raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
 
 
