@@ -95,7 +95,7 @@ def _committed(plan: Plan) -> None:
         raise CheckFailed("sources: the plan was prepared from uncommitted sources")
     where = Path(state.path) if Path(state.path).is_dir() else ROOT
     for path in repository.differing(where, state.commit, plan.frozen.sources):
-        raise CheckFailed(f"sources: {path} in commit {state['commit'][:12]} is not the one that this run consumed")
+        raise CheckFailed(f"sources: {path} in commit {state.commit[:12]} is not the one that this run consumed")
 
 
 def summarise(plan: Plan, results: dict[str, Result]) -> dict:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from recipe.orders.environment import OrderEnvironment
-from recipe.orders.tasks import Task
+from recipe.orders.tasks import Order
 from recipe.policy.chat import Chat
 from runs import ROOT, prepared
 
@@ -45,8 +45,8 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def task() -> Task:
-    return Task("test-000", "K7B-XD4", 37, 125, "Was kostet die Lieferung K7B-XD4 zusammen?")
+def task() -> Order:
+    return Order("test-000", "Was kostet die Lieferung K7B-XD4 zusammen?", "K7B-XD4", 37, 125)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipe.files import write_json
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Plan
+from recipe.run.plan import Frozen, Plan, Repository, Tree
 from recipe.run.result import outputs
 from runs import ROOT
 from tools.driver import chain, remote
@@ -175,9 +175,10 @@ class Fake:
 
 def fake_plan(run: Path) -> Plan:
     run.mkdir()
-    document = {"plan_id": "a" * 64, "practice": True, "deviations": {}, "checkpoint": {"digest": "s"}}
-    write_json(run / "plan.json", document)
-    return Plan(document, {}, run)
+    write_json(run / "plan.json", {"plan_id": "a" * 64})
+    tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
+    frozen = Frozen(2, "a" * 64, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
+    return Plan(frozen, {}, run)
 
 
 def driven(plan: Plan, world: World, said=None, again=False, stages=NAMES, register=None, **fake) -> chain.Chain:

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from recipe import config
+from recipe.config import Rules
 from recipe.run import plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,6 +17,12 @@ SMALL = {
     "tasks": {"train": 16, "development": 4, "test": 8},
     "grpo": {"steps": SMALL_STEPS, "validation_every": 4, "checkpoint_every": 4},
 }
+
+
+def rules(family: str = "orders", **agent) -> Rules:
+    """A family's default protocol with other settings of the agent."""
+    default = config.complete({"task": family}).rules
+    return replace(default, agent=replace(default.agent, **agent))
 
 
 def stage_process(stage: str, run: Path) -> subprocess.CompletedProcess:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from recipe.config import Config
+from recipe.config import complete
 from recipe.mgsm.baseline import Protocol
 from tools.bench import pilot as bench_pilot
 
@@ -19,7 +19,7 @@ def test_a_dry_run_measures_every_part_of_a_pilot(small_tokenizer, tmp_path, cap
     output = tmp_path / "pilot.json"
     bench_pilot.main(["--dry-run", "--tokenizer", str(tmp_path / "tokenizer"), "--output", str(output)])
     (parts,) = json.loads(output.read_text())["shapes"].values()
-    config, protocol = bench_pilot.in_small(Config(), Protocol())
+    config, protocol = bench_pilot.in_small(complete({}), Protocol())
     budget = config.agent.max_tokens
     assert [step["tokens"] for step in parts["steps"]["each"]] == [4 * budget] * bench_pilot.STEPS
     for decoder in ("native", "engine"):
@@ -43,7 +43,7 @@ def test_minutes_follow_from_what_was_measured():
         "short": {"native": {"each": [step(99, 99, 300), step(7, 1, 300)]}},
         "validation": seconds, "evaluation": seconds, "retention": seconds,
     }  # fmt: skip
-    config = Config()
+    config = complete({})
     config = replace(config, grpo=replace(config.grpo, steps=20, validation_every=8))
     protocol = replace(Protocol(), batch_size=24)
     rows = bench_pilot.pilot(parts, config, protocol)
@@ -62,6 +62,6 @@ def test_native_seconds_come_from_two_budgets():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_pilot, "now", lambda: clock[0])
-        measured = bench_pilot.scaled(work, Config().agent, 20)
+        measured = bench_pilot.scaled(work, complete({}).agent, 20)
     assert measured == pytest.approx({"seconds": 3 + 0.5 * 768, "token_ms": 500, "scaled_from_tokens": 20})
     assert max(done) == 20

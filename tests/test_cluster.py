@@ -21,14 +21,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from master_double import MasterDouble
 
-from recipe import policy
+from master_double import MasterDouble
 from recipe.config import Grpo
 from recipe.files import tree_digests
 from recipe.mgsm.baseline import load as load_retention
 from recipe.policy import checkpoint
 from recipe.records import read_json
+from recipe.rollout import agent_chat
 from recipe.run import plan as plans
 from recipe.run.cluster import chart
 from recipe.verify import replay
@@ -362,7 +362,7 @@ def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice)
     assert read_json(folder / "grpo" / "result.json", "a result")["machine"]["processes"] == 2
     reports = submitted.metrics("training")
     assert [report.steps_completed for report in reports] == list(range(1, SMALL_STEPS + 1))
-    assert len(list(replay.training(plan, agent_chat(checkpoint.load_tokenizer(plan.checkpoint))))) > 0
+    assert len(list(replay.training(plan, agent_chat(checkpoint.load_tokenizer(plan.checkpoint), plan.family)))) > 0
 
 
 def test_a_broken_hook_ends_the_trial_at_once(cluster):

@@ -6,13 +6,13 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from recipe.config import Config, Sampling, build, deviations, read, resolve
+from recipe.config import Sampling, build, complete, deviations, read, resolve
 from recipe.errors import Refused
 
 
 def test_defaults_are_those_that_were_asked_for():
     config = resolve(None)
-    assert config == resolve({}) == Config()
+    assert config == resolve({}) == complete({})
     assert (config.tasks.train, config.tasks.development, config.tasks.test) == (128, 32, 32)
     assert config.agent.sampling == Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0)
     assert (config.agent.max_tokens, config.agent.max_tool_iterations, config.agent.seed) == (768, 3, 42)
@@ -26,8 +26,8 @@ def test_defaults_are_those_that_were_asked_for():
 def test_overrides_reach_their_owner_and_leave_the_rest():
     config = resolve({"grpo": {"steps": 8}, "agent": {"sampling": {"top_k": 5}}, "precision": "float32"})
     assert (config.grpo.steps, config.agent.sampling.top_k, config.precision) == (8, 5, "float32")
-    assert config.grpo.batch_size == Config().grpo.batch_size
-    assert config.agent.sampling.top_p == Config().agent.sampling.top_p
+    assert config.grpo.batch_size == complete({}).grpo.batch_size
+    assert config.agent.sampling.top_p == complete({}).agent.sampling.top_p
 
 
 def test_a_resolved_configuration_resolves_to_itself():
@@ -58,7 +58,7 @@ def test_whole_number_serves_as_a_float():
 @pytest.mark.parametrize(
     "overrides, named",
     [
-        ({"gpro": {}}, "unknown key gpro; known here: tasks, agent, grpo"),
+        ({"gpro": {}}, "unknown key gpro; known here: task, reward, tasks, agent, grpo"),
         ({"grpo": {"lr": 1e-5}}, "unknown key grpo.lr; known here: .*learning_rate"),
         ({"agent": {"sampling": {"topk": 5}}}, "unknown key agent.sampling.topk; known here: .*top_k"),
         ({"grpo.steps": 8}, "unknown key grpo.steps"),
@@ -162,7 +162,7 @@ def test_settings_are_read_from_yaml(tmp_path):
     assert read(path) == {"grpo": {"steps": 8}}
     path.write_text("")
     assert read(path) is None and read(None) is None
-    assert resolve(read(path)) == Config()
+    assert resolve(read(path)) == complete({})
 
 
 @pytest.mark.parametrize("content", [b"grpo: [", b"a: b: c", b"\xff\xfe\x00", b"\x00", b"!!python/object:os.system {}"])

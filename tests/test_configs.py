@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from master_double.schema import check_command, check_experiment
 
+from master_double.schema import check_command, check_experiment
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run import entrypoint, result

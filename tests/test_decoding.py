@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.config import Agent, Sampling
+from recipe.config import Sampling
 from recipe.errors import CheckFailed
 from recipe.policy.chat import Chat
 from recipe.policy.decoding import Native, RandomStream, Request, one_turn
 from recipe.rollout import Rollout, dialogue
+from runs import rules
 
 VOCABULARY = 50
 PAD, END, NEVER = 0, 1, -1
@@ -250,12 +251,12 @@ def test_streams_are_uniform_over_items():
 def test_rollouts_do_not_depend_on_their_batch(small_tokenizer, task):
     chat = Chat(small_tokenizer)  # without tools the prompt is short
     model = tiny_model(len(small_tokenizer))
-    agent = Agent(max_tokens=12, sampling=Sampling(temperature=1.0))
+    played = rules(max_tokens=12, sampling=Sampling(temperature=1.0))
 
     def records(numbers, rows):
-        decoder = Native(model, agent.sampling, chat.end_id, chat.pad_id, rows=rows)
-        drawn = [RandomStream(agent.seed, task.task_id, number) for number in numbers]
-        return [rollout.record() for rollout in decoder.serve(dialogue(Rollout(task, chat, agent), s) for s in drawn)]
+        decoder = Native(model, played.agent.sampling, chat.end_id, chat.pad_id, rows=rows)
+        drawn = [RandomStream(played.agent.seed, task.task_id, number) for number in numbers]
+        return [rollout.record() for rollout in decoder.serve(dialogue(Rollout(task, chat, played), s) for s in drawn)]
 
     together = records(range(4), 4)
     assert together == [record for number in range(4) for record in records([number], 1)]

@@ -5,11 +5,12 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
-from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
 
+from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run.evidence import CLAIM
@@ -219,7 +220,7 @@ def test_a_changed_plan_and_another_cluster_are_refused(plan):
     driven(plan, world).run()
     with pytest.raises(Refused, match="started on http://fake"):
         driven(plan, world, cluster="d")
-    changed = Plan({**plan.document, "plan_id": "b" * 64}, {}, plan.run)
+    changed = replace(plan, frozen=replace(plan.frozen, plan_id="b" * 64))
     with pytest.raises(Refused, match="not the plan that this run was started with"):
         driven(changed, world)
 
@@ -306,7 +307,7 @@ def test_status_shows_what_the_cluster_says_or_what_was_last_seen(plan, monkeypa
 def test_fetch_leaves_attempts_behind_and_overwrites_nothing(plan, monkeypatch, tmp_path):
     driven(plan, World()).run()
     (plan.run / "grpo.attempt-1").mkdir()
-    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: Plan(plan.document, {}, path.parent))
+    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: replace(plan, run=path.parent))
     fetch(plan.run, tmp_path / "to")
     assert {path.name for path in (tmp_path / "to").iterdir()} == {*NAMES, "logs", "metrics", "plan.json", STATE}
     with pytest.raises(Refused, match="exists already"):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from driving import NAMES, driver
 
+from driving import NAMES, driver
 from recipe.errors import Refused
 from recipe.files import digest, tree_digests
 from recipe.run.evidence import RESULT

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from recipe.errors import EnvironmentFault
 from recipe.files import canonical
 from recipe.orders import environment as module
-from recipe.orders.environment import (
+from recipe.orders.environment import OrderEnvironment
+from recipe.task.environment import (
     MAX_ARGUMENT,
     MAX_OBSERVATION,
-    TOOLS,
-    OrderEnvironment,
     begin_turn,
     events,
     execute,
     raise_fault,
+    tools,
 )
+
+TOOLS = tuple(tools(OrderEnvironment))
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.config import Agent
-from recipe.orders.environment import Event
-from recipe.orders.judge import Outcome, final_answer, judge, training_reward
+from recipe.orders.judge import OrderOutcome, Weights, judge, training_reward
 from recipe.policy.chat import Turn
 from recipe.rollout import replay
+from recipe.task.environment import Event
+from recipe.task.outcome import final_answer
+from runs import rules
 
-AGENT = Agent(max_tokens=8_000)  # the small tokenizer spells nearly every character
+RULES = rules(max_tokens=8_000)  # the small tokenizer spells nearly every character
 END = "<|im_end|>"
 RECORD, TOTAL = "K7B-XD4", "4625"  # 37 * 125
 
@@ -253,11 +254,11 @@ NEAR_MISSES = {
 }  # fmt: skip
 
 
-def outcome(chat, task, turns) -> Outcome:
-    return replay(task, [chat.encode(turn) for turn in turns], chat, AGENT).outcome()
+def outcome(chat, task, turns) -> OrderOutcome:
+    return replay(task, [chat.encode(turn) for turn in turns], chat, RULES).outcome()
 
 
-def as_expected(got: Outcome, wanted: Case, success: bool) -> None:
+def as_expected(got: OrderOutcome, wanted: Case, success: bool) -> None:
     assert got.strict_success is success
     assert (got.verified_lookup, got.verified_calculation) == (wanted.lookup, wanted.calculation)
     assert (got.final_answer_correct, got.malformed) == (wanted.correct, wanted.malformed)
@@ -312,7 +313,7 @@ LOOKED_UP = Event(0, "lookup", RECORD, "{}", None)
 CALCULATED = Event(1, "calculator", "37*125", TOTAL, None)
 
 
-def verdict(task, *log, turns=(SILENT, SILENT, ANSWERED)) -> Outcome:
+def verdict(task, *log, turns=(SILENT, SILENT, ANSWERED)) -> OrderOutcome:
     return judge(task, turns, log, hit_cap=False, tokens=0)
 
 
@@ -338,12 +339,12 @@ def test_hostile_visible_text_is_read_once(task):
         assert final_answer([Turn(text, text, (), True)]) is None
 
 
-def result(**changes) -> Outcome:
+def result(**changes) -> OrderOutcome:
     nothing = dict.fromkeys(
         ["strict_success", "final_answer_correct", "verified_lookup", "verified_calculation", "malformed", "hit_cap"],
         False,
     )
-    return Outcome(**(nothing | {"tool_errors": 0, "tokens": 0} | changes))
+    return OrderOutcome(**(nothing | {"tool_errors": 0, "tokens": 0} | changes))
 
 
 ALL = {"verified_lookup": True, "verified_calculation": True, "strict_success": True}
@@ -367,24 +368,24 @@ ALL = {"verified_lookup": True, "verified_calculation": True, "strict_success": 
     ],
 )
 def test_training_reward(changes, reward):
-    got = training_reward(result(**changes))
+    got = training_reward(result(**changes), Weights())
     assert isinstance(got, float) and got == pytest.approx(reward, abs=1e-12)
 
 
 def test_full_reward_is_exactly_one():
-    assert training_reward(result(**ALL)) == 1.0
+    assert training_reward(result(**ALL), Weights()) == 1.0
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.integers(0, 50))
 def test_reward_is_bounded_and_errors_never_pay(lookup, calculation, success, errors):
     parts = {"verified_lookup": lookup, "verified_calculation": calculation, "strict_success": success}
-    reward = training_reward(result(**parts, tool_errors=errors))
+    reward = training_reward(result(**parts, tool_errors=errors), Weights())
     assert 0.0 <= reward <= 1.0
-    assert reward >= training_reward(result(**parts, tool_errors=errors + 1))
+    assert reward >= training_reward(result(**parts, tool_errors=errors + 1), Weights())
 
 
 def test_milestones_are_earned_once(chat, task):
-    once = training_reward(outcome(chat, task, [LOOKUP, CALCULATE, ANSWER]))
+    once = training_reward(outcome(chat, task, [LOOKUP, CALCULATE, ANSWER]), Weights())
     for turns in ([LOOKUP, LOOKUP, CALCULATE, ANSWER], [LOOKUP, CALCULATE, CALCULATE, ANSWER]):
-        assert training_reward(outcome(chat, task, turns)) == once == 1.0
-    assert training_reward(outcome(chat, task, [LOOKUP, LOOKUP, LOOKUP, END])) == pytest.approx(0.15)
+        assert training_reward(outcome(chat, task, turns), Weights()) == once == 1.0
+    assert training_reward(outcome(chat, task, [LOOKUP, LOOKUP, LOOKUP, END]), Weights()) == pytest.approx(0.15)

@@ -10,6 +10,7 @@ import uuid
 
 import pytest
 import yaml
+
 from master_double import TERMINAL_STATES, MasterDouble
 from master_double.container import best_isolation
 from master_double.records import Checkpoint, MetricsReport

@@ -2,40 +2,44 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from recipe.config import Agent, Tasks, read, resolve
+from recipe.config import Tasks, read, resolve
 from recipe.errors import Refused
 from recipe.files import tree_digests
 from recipe.mgsm.baseline import load as load_retention
-from recipe.orders import tasks
+from recipe.orders import FAMILY, tasks
+from recipe.orders.scripts import careful
 from recipe.policy import checkpoint
-from recipe.rollout import agent_chat
 from recipe.policy.chat import Chat
 from recipe.practice import checkpoint as practice
 from recipe.practice import demonstrations
 from recipe.practice.checkpoint import MARKS, SPECIAL, Training, practise
-from recipe.practice.demonstrations import CARELESS, careful, perform
+from recipe.practice.demonstrations import perform
+from recipe.rollout import agent_chat
+from runs import rules
 
 TINY = Training(hidden=16, layers=1, heads=1, steps=5, batch=4, pool=8)
-SLIPS = [slip for slips in CARELESS for slip in slips]
+RULES = rules()
+SLIPS = [probe.script for probe in FAMILY.probes if probe.slip is not None]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return practice.small_tokenizer(0)
+    return practice.small_tokenizer(RULES, 0)
 
 
 @pytest.fixture(scope="module")
 def spoken(tokenizer) -> Chat:
-    return agent_chat(tokenizer)
+    return agent_chat(tokenizer, FAMILY)
 
 
 @pytest.fixture(scope="module")
 def frozen():
-    return tasks.generate(Tasks().seed)
+    sizes = asdict(Tasks())
+    return FAMILY.generate(sizes.pop("seed"), sizes)
 
 
 @pytest.fixture(scope="module")
@@ -76,35 +80,35 @@ def test_prompts_of_unseen_wordings_are_short(spoken, frozen):
 
 
 def test_the_careful_script_is_a_strict_success(spoken):
-    for task in demonstrations.fresh_tasks(1, 40):
-        rollout = perform(careful(task), task, spoken)
+    for task in demonstrations.fresh_tasks(FAMILY, 1, 40):
+        rollout = perform(careful(task), task, spoken, RULES)
         assert rollout.outcome().strict_success and not rollout.open, task
 
 
 @pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__.strip("_"))
 def test_a_careless_script_is_not(spoken, slip):
-    for task in demonstrations.fresh_tasks(1, 40):
-        outcome = perform(slip(task), task, spoken).outcome()
+    for task in demonstrations.fresh_tasks(FAMILY, 1, 40):
+        outcome = perform(slip(task), task, spoken, RULES).outcome()
         assert not outcome.strict_success and not outcome.hit_cap, task
 
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_scripts_fit_templates_that_open_the_thinking(chat, thinking_chat, thinking):
-    decoder_ = thinking_chat if thinking else chat
-    (task,) = demonstrations.fresh_tasks(1, 1)
-    assert perform(careful(task), task, decoder_, replace(Agent(), max_tokens=4096)).outcome().strict_success
+    template = thinking_chat if thinking else chat
+    (task,) = demonstrations.fresh_tasks(FAMILY, 1, 1)
+    assert perform(careful(task), task, template, rules(max_tokens=4096)).outcome().strict_success
 
 
 def test_care_does_not_depend_on_the_task():
     rng = random.Random(0)
-    drawn = [demonstrations.draw_script(rng) for _ in range(4000)]
+    drawn = [demonstrations.draw_script(FAMILY, rng) for _ in range(4000)]
     assert {*drawn} == {careful, *SLIPS}
     assert drawn.count(careful) / len(drawn) == pytest.approx(demonstrations.CARE**3, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", [0, 1, Tasks().seed])
 def test_no_frozen_record_and_no_unseen_wording_is_shown(frozen, seed):
-    shown = demonstrations.fresh_tasks(seed, 300)
+    shown = demonstrations.fresh_tasks(FAMILY, seed, 300)
     assert len(shown) == 300
     assert not {task.record_id for task in shown} & {task.record_id for split in frozen.values() for task in split}
     words = {_letters(word) for wording in tasks.WORDINGS["train"] for word in wording.split()}
@@ -118,14 +122,14 @@ def _letters(word: str) -> str:
 
 
 def test_only_the_policys_turns_are_learned(spoken):
-    for example in demonstrations.orders(spoken, 3, 30):
+    for example in demonstrations.tasks(spoken, RULES, 3, 30):
         learned = [token for token, own in zip(example.ids, example.mask, strict=True) if own]
         assert learned.count(spoken.end_id) == spoken.decode(learned).count("<think>") > 0
         assert "menge" not in spoken.decode(learned) and "Bestellung" not in spoken.decode(learned)
 
 
 def test_a_short_example_starts_at_its_first_call_and_teaches_the_same(spoken):
-    for example in demonstrations.orders(spoken, 3, 30):
+    for example in demonstrations.tasks(spoken, RULES, 3, 30):
         short = example.from_first_call()
         assert tasks.FIRST_CALL[:12] in spoken.decode(short.ids) and tasks.RULES[:20] not in spoken.decode(short.ids)
         assert sum(short.mask) == sum(example.mask) and example.ids[-len(short.ids) :] == short.ids
@@ -143,8 +147,8 @@ def test_the_made_folder_is_whole(made, spoken):
     assert mark["practice"] is True and mark["steps"] == TINY.steps and mark["seed"] == TINY.seed
     assert mark["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
-    saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"))
-    (task,) = demonstrations.fresh_tasks(0, 1)
+    saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"), FAMILY)
+    (task,) = demonstrations.fresh_tasks(FAMILY, 0, 1)
     assert saved.prompt(task.messages()) == spoken.prompt(task.messages())
     assert load_retention(made / "retention-baseline").checkpoint == checkpoint.identity(made / "checkpoint")["digest"]
     assert len((made / "questions.tsv").read_text().splitlines()) == practice.QUESTIONS

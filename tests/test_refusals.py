@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from recipe import config, report
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json, write_lines
+from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
 from recipe.run.result import outputs
@@ -108,6 +110,30 @@ def test_another_package_version_is_refused_by_name(private):
         plans.load(private / "plan.json")
 
 
+def test_words_of_the_plan_that_do_not_follow_are_refused_by_name(private):
+    document = read_json(private / "plan.json", "plan")
+    for name, value in {
+        "practice": not document["practice"],
+        "deviations": {},
+        "config": {**document["config"], "more": 1},
+        "tasks": "0" * 64,
+    }.items():
+        reforged(private, **{name: value})
+        with pytest.raises(Refused, match=f"{name} does not follow|unknown key {name}|unknown key more"):
+            plans.load(private / "plan.json")
+        reforged(private, **{name: document[name]})
+    assert plans.load(private / "plan.json").id == document["plan_id"]
+
+
+def test_left_out_tasks_are_refused_with_digests_that_fit(private):
+    tasks = read_json(private / "tasks.json", "tasks")
+    tasks["test"].pop()
+    write_json(private / "tasks.json", tasks)
+    reforged(private, tasks=plans.digest(tasks))
+    with pytest.raises(Refused, match="tasks does not follow from the configuration"):
+        plans.load(private / "plan.json")
+
+
 def test_another_layout_is_refused(private):
     reforged(private, layout=0)
     with pytest.raises(Refused, match="layout 0"):
@@ -119,7 +145,10 @@ def test_a_plan_that_is_not_practice_needs_a_gpu(private):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    reforged(private, practice=False)
+    document = read_json(private / "plan.json", "plan")
+    unmarked = shutil.copytree(document["checkpoint"]["path"], private.parent / "unmarked")
+    (unmarked / "practice.json").unlink()
+    reforged(private, practice=False, checkpoint={"path": str(unmarked), **checkpoint.identity(unmarked)})
     done = stage_process("baseline", private)
     assert done.returncode == 2 and "no CUDA GPU" in done.stderr
     assert not (private / "baseline").exists()
@@ -287,7 +316,7 @@ def test_altered_evidence_is_refused_and_no_summary_is_written(copied, spoil):
 
 def test_sources_unlike_the_recorded_commit_fail_the_report(copied, monkeypatch):
     plan = plans.load(copied / "plan.json")
-    state = {"path": str(plans.ROOT), "commit": "0" * 40, "uncommitted": []}
-    plan.document["repository"] = state
+    state = plans.Repository(str(plans.ROOT), "0" * 40, [])
+    plan = replace(plan, frozen=replace(plan.frozen, repository=state))
     with pytest.raises(CheckFailed, match="sources: .*in commit 000000000000"):
         report.write(plan, copied / "again")

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.config import Agent
+from recipe.config import Rules
 from recipe.files import canonical
 from recipe.policy.decoding import Sampled
 from recipe.rollout import Rollout, dialogue, replay
+from runs import rules
 
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
 CALCULATE = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*125"}}\n</tool_call>'
 ANSWER = "<answer>4625</answer>"
-WIDE = Agent(max_tokens=8_000)
+WIDE = rules(max_tokens=8_000)
 
 
 def spoken(chat, *texts: str) -> list[list[int]]:
@@ -25,16 +26,16 @@ def runs_of_ones(mask) -> list[int]:
     return [len(run) for run in "".join(map(str, mask)).split("0") if run]
 
 
-def assert_consistent(rollout: Rollout, chat, agent: Agent) -> None:
+def assert_consistent(rollout: Rollout, chat, played: Rules) -> None:
     """What training relies on, derived anew from the spans."""
-    assert len(rollout.ids) == len(rollout.mask) <= agent.max_tokens
+    assert len(rollout.ids) == len(rollout.mask) <= played.agent.max_tokens
     assert set(rollout.mask) <= {0, 1}
     own = [token for token, mine in zip(rollout.ids, rollout.mask) if mine]
     assert own == [token for span in rollout.spans for token in span]
     assert runs_of_ones(rollout.mask) == [len(span) for span in rollout.spans]
-    assert rollout.budget == agent.max_tokens - len(rollout.ids) >= 0
+    assert rollout.budget == played.agent.max_tokens - len(rollout.ids) >= 0
     assert len(rollout.turns) == len(rollout.spans)
-    assert len({event.turn for event in rollout.events()}) <= agent.max_tool_iterations
+    assert len({event.turn for event in rollout.events()}) <= played.agent.max_tool_iterations
     place = 0
     for turn, span in enumerate(rollout.spans):  # observations and glue are rendered, never sampled
         place += len(span)
@@ -72,19 +73,19 @@ def test_observation_is_cut_where_the_budget_ends(chat, task):
     (span,) = spoken(chat, LOOKUP)
     whole = chat.observe(['{"menge": 37, "einzelpreis": 125}'])
     for room in (0, 1, 5, len(whole) - 1, len(whole)):
-        agent = Agent(max_tokens=len(span) + room)
-        rollout = replay(task, [span], chat, agent)
+        played = rules(max_tokens=len(span) + room)
+        rollout = replay(task, [span], chat, played)
         assert rollout.ids == span + whole[:room]
         assert rollout.mask == [1] * len(span) + [0] * room
         assert not rollout.open and rollout.budget == 0
         assert rollout.outcome().hit_cap and rollout.outcome().malformed
-        assert_consistent(rollout, chat, agent)
+        assert_consistent(rollout, chat, played)
 
 
 def test_one_token_of_room_lets_the_policy_go_on(chat, task):
     (span,) = spoken(chat, LOOKUP)
     room = len(chat.observe(['{"menge": 37, "einzelpreis": 125}'])) + 1
-    rollout = replay(task, [span], chat, Agent(max_tokens=len(span) + room))
+    rollout = replay(task, [span], chat, rules(max_tokens=len(span) + room))
     assert rollout.open and rollout.budget == 1
     rollout.add_turn([chat.end_id])
     assert not rollout.open and not rollout.outcome().hit_cap
@@ -99,13 +100,13 @@ def test_unfinished_turn_executes_nothing(chat, task):
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_call_beyond_the_iteration_limit_is_not_executed(chat, task, limit):
-    agent = Agent(max_tokens=8_000, max_tool_iterations=limit)
-    rollout = replay(task, spoken(chat, *[LOOKUP] * (limit + 1)), chat, agent)
+    played = rules(max_tokens=8_000, max_tool_iterations=limit)
+    rollout = replay(task, spoken(chat, *[LOOKUP] * (limit + 1)), chat, played)
     assert [event.turn for event in rollout.events()] == list(range(limit))
     assert not rollout.open and rollout.turns[-1].calls
     assert rollout.ids[-len(rollout.spans[-1]) :] == rollout.spans[-1], "no observation follows"
     assert not rollout.outcome().hit_cap
-    assert_consistent(rollout, chat, agent)
+    assert_consistent(rollout, chat, played)
 
 
 def test_several_calls_in_a_turn_are_answered_in_order_and_count_as_one_iteration(chat, task):
@@ -123,12 +124,12 @@ def test_turn_without_a_call_ends_the_rollout(chat, task):
 
 
 def test_impossible_turns_are_refused(chat, task):
-    agent = Agent(max_tokens=10)
+    played = rules(max_tokens=10)
     for span in ([], [5] * 11, [chat.end_id, 5], [5, chat.end_id, 5, chat.end_id], [-1], [5.0], [1e9], [True],
                  [None], ["a"], "ab", [[5]]):  # fmt: skip
         with pytest.raises(ValueError, match=task.task_id):
-            replay(task, [span], chat, agent)
-    assert replay(task, [[5] * 10], chat, agent).ids == [5] * 10
+            replay(task, [span], chat, played)
+    assert replay(task, [[5] * 10], chat, played).ids == [5] * 10
 
 
 _TEXTS = st.lists(
@@ -148,7 +149,7 @@ _SPANS = st.lists(
 @given(drawn=_SPANS, cap=st.integers(1, 900), limit=st.integers(1, 4))
 def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
     """Any sampled turns give a consistent stream, and replaying the recorded spans gives the same record."""
-    agent = Agent(max_tokens=cap, max_tool_iterations=limit)
+    played = rules(max_tokens=cap, max_tool_iterations=limit)
     waiting = iter(drawn)
 
     def speak(request):
@@ -156,10 +157,10 @@ def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
         span = [token for token in chat.encode(text) + ids if token != chat.end_id]
         return (span + [chat.end_id] * (finished or not span))[: request.budget]
 
-    rollout = hold(Rollout(task, chat, agent), speak)
-    assert_consistent(rollout, chat, agent)
+    rollout = hold(Rollout(task, chat, played), speak)
+    assert_consistent(rollout, chat, played)
     recorded = json.loads(canonical(rollout.record()))
-    again = replay(task, recorded["spans"], chat, agent)
+    again = replay(task, recorded["spans"], chat, played)
     assert canonical(again.record()) == canonical(recorded)
     assert again.open == rollout.open is False
 
@@ -192,13 +193,13 @@ def test_a_rollout_is_continued_from_its_own_stream_within_what_remains(chat, ta
     whole = rollout.prompt + rollout.ids
     for number, request in enumerate(asked):
         assert request.stream is stream and request.prompt == whole[: len(request.prompt)]
-        assert request.budget == WIDE.max_tokens - (len(request.prompt) - len(rollout.prompt))
+        assert request.budget == WIDE.agent.max_tokens - (len(request.prompt) - len(rollout.prompt))
         assert whole[len(request.prompt) :][: len(script[number])] == script[number]
 
 
 def test_a_decoder_that_overruns_its_budget_is_noticed(chat, task):
     with pytest.raises(ValueError, match=task.task_id):
-        hold(Rollout(task, chat, Agent(max_tokens=5)), lambda _: [5] * 6)
+        hold(Rollout(task, chat, rules(max_tokens=5)), lambda _: [5] * 6)
 
 
 def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
@@ -208,6 +209,6 @@ def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
         [qwen_chat.pad_id, len(qwen_chat.tokenizer) + 3, *symbols, *qwen_chat.encode(LOOKUP), qwen_chat.end_id],
         qwen_chat.encode("<think>\nu\u0308")[:-1],
     ]
-    rollout = replay(task, spans, qwen_chat, Agent())
+    rollout = replay(task, spans, qwen_chat, rules())
     assert len(rollout.events()) == 2
-    assert_consistent(rollout, qwen_chat, Agent())
+    assert_consistent(rollout, qwen_chat, rules())

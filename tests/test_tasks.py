@@ -6,8 +6,23 @@ from itertools import combinations
 
 import pytest
 
+from recipe.config import complete
 from recipe.errors import Refused
-from recipe.orders.tasks import FIRST_CALL, RULES, SPLITS, WORDINGS, Task, check, generate, load
+from recipe.orders import FAMILY
+from recipe.orders.tasks import FIRST_CALL, RULES, WORDINGS, Order
+
+SIZES = {"train": 128, "development": 32, "test": 32}
+
+
+def generate(seed: int, sizes: dict = SIZES) -> dict:
+    return FAMILY.generate(seed, sizes)
+
+
+def load(records: dict) -> dict:
+    return FAMILY.load(records, "tasks.json")
+
+
+check = FAMILY.check
 
 
 @pytest.fixture(scope="module")
@@ -15,12 +30,14 @@ def splits():
     return generate(7)
 
 
-def _numbers(task: Task) -> set[int]:
+def _numbers(task: Order) -> set[int]:
     return {int(run) for message in task.messages() for run in re.findall(r"\d+", message["content"])}
 
 
 def test_sizes(splits):
-    assert {split: len(tasks) for split, tasks in splits.items()} == {"train": 128, "development": 32, "test": 32}
+    assert {split: len(tasks) for split, tasks in splits.items()} == SIZES
+    sizes = complete({}).tasks
+    assert (sizes.train, sizes.development, sizes.test) == tuple(SIZES.values())
     small = generate(7, {"train": 8, "development": 2, "test": 3})
     assert [len(tasks) for tasks in small.values()] == [8, 2, 3]
 
@@ -28,7 +45,7 @@ def test_sizes(splits):
 @pytest.mark.parametrize("field", ["record_id", "task_id"])
 def test_identifiers_are_unique_over_all_splits(splits, field):
     values = [getattr(task, field) for tasks in splits.values() for task in tasks]
-    assert len(set(values)) == len(values) == sum(SPLITS.values())
+    assert len(set(values)) == len(values) == sum(SIZES.values())
 
 
 def test_wordings_are_disjoint_and_every_one_is_used(splits):
@@ -80,7 +97,7 @@ def test_seed_alone_decides(splits):
 
 
 def test_splits_differ_in_their_draws(splits):
-    pairs = [[(task.quantity, task.unit_price) for task in splits[split]][:32] for split in SPLITS]
+    pairs = [[(task.quantity, task.unit_price) for task in splits[split]][:32] for split in SIZES]
     assert pairs[0] != pairs[1] != pairs[2]
 
 
@@ -112,7 +129,7 @@ def test_leaked_number_is_refused(splits, fact):
 
 
 def test_number_inside_the_identifier_counts_as_leaked(splits):
-    task = Task("test-000", "BCD-17F", 17, 100, "Was kostet BCD-17F?")
+    task = Order("test-000", "Was kostet BCD-17F?", "BCD-17F", 17, 100)
     with pytest.raises(Refused, match="test-000 shows"):
         check({"test": [task]})
 
@@ -128,4 +145,16 @@ def test_load_checks_again(splits):
     records = {split: [task.record() for task in tasks] for split, tasks in splits.items()}
     records["development"][3]["record_id"] = records["train"][0]["record_id"]
     with pytest.raises(Refused, match="development-003"):
+        load(records)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"quantity": True}, r"development\[3\]\.quantity must be int, not True"), ({"quantity": 12.0}, "must be int"),
+     ({"record_id": None}, "must be str"), ({"more": 1}, "key more is unknown")],
+)  # fmt: skip
+def test_a_field_of_another_type_is_refused_by_name(splits, change, reason):
+    records = {split: [task.record() for task in tasks] for split, tasks in splits.items()}
+    records["development"][3] |= change
+    with pytest.raises(Refused, match=reason):
         load(records)

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from recipe import config, evaluation, grpo, policy
+from recipe import config, evaluation, grpo
 from recipe.errors import CheckFailed, EnvironmentFault
-from recipe.orders import environment
 from recipe.orders.environment import OrderEnvironment
 from recipe.policy import checkpoint
-from recipe.rollout import Rollout
+from recipe.rollout import Rollout, agent_chat
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
 from recipe.run.stage import Stage
+from recipe.task import environment
 from recipe.training import trainer
-from runs import settings
+from runs import rules, settings
 
 
 def site(should_pause=lambda: False) -> Runtime:
@@ -35,7 +35,7 @@ def training(practice, folder, **overrides) -> Stage:
 @pytest.fixture
 def spoken(chat, task) -> Rollout:
     """A rollout of two turns with an observation between them."""
-    rollout = Rollout(task, chat, config.Agent())
+    rollout = Rollout(task, chat, rules())
     call = f'<tool_call>\n{{"name": "lookup", "arguments": {{"record_id": "{task.record_id}"}}}}\n</tool_call>'
     for text in (call, "Fertig."):
         rollout.add_turn([*chat.encode(text), chat.end_id])
@@ -128,8 +128,7 @@ def test_gradients_that_are_not_finite_stop_training(practice, tmp_path, monkeyp
 
 def test_learning_from_nothing_fails_with_the_evidence_kept(practice, tmp_path, monkeypatch):
     """Groups without a difference still have a gradient, from the KL term, and move the weights a little."""
-    monkeypatch.setattr(trainer, "training_reward", lambda outcome: 0.5)
-    monkeypatch.setattr("recipe.rollout.training_reward", lambda outcome: 0.5)
+    monkeypatch.setattr(Rollout, "reward", lambda rollout: 0.5)
     stage = training(practice, tmp_path / "run", grpo={"steps": 2, "validation_every": 0})
     done = grpo.train(stage)
     assert not done.gates["mixed_reward_groups"] and "mixed_reward_groups" in done.failure
@@ -140,10 +139,11 @@ def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):
     stage = training(practice, tmp_path / "run")
     plan = stage.plan
     model = checkpoint.load_model(plan.checkpoint, "float32", "cpu")
-    chat = agent_chat(checkpoint.load_tokenizer(plan.checkpoint))
+    chat = agent_chat(checkpoint.load_tokenizer(plan.checkpoint), plan.family)
     records = {
         decoder: evaluation.evaluate(
-            model, chat, plan.splits["test"], replace(plan.config.agent, decoder=decoder), plan.config.evaluation
+            model, chat, plan.splits["test"], replace(plan.config.rules, agent=replace(plan.config.agent, decoder=decoder)),
+            plan.config.evaluation,
         )
         for decoder in ("native", "engine")
     }

@@ -65,11 +65,11 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
         sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
         if sealed != tree_digests(checkpoint):
             raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
-        processes = sum(name.startswith("rng_state") for name in sealed)
-        if processes != processes.size():
+        saved_by = sum(name.startswith("rng_state") for name in sealed)
+        if saved_by != processes.size():
             raise Refused(
-                f"{checkpoint} was saved by {processes} processes (slots) and this is {processes.size()}; go on with "
-                f"{processes}, or prepare a new run"
+                f"{checkpoint} was saved by {saved_by} processes (slots) and this is {processes.size()}; go on with "
+                f"{saved_by}, or prepare a new run"
             )
     for other in folder.glob("checkpoint-*"):
         if other.is_dir() and other != checkpoint:
