@@ -10,7 +10,7 @@ from pathlib import Path
 from recipe import grpo
 from recipe.errors import CheckFailed
 from recipe.orders.environment import OrderEnvironment
-from recipe.run import plan, processes, stage
+from recipe.run import entrypoint, plan, processes, stage
 from recipe.run.cluster import Runtime
 
 
@@ -58,4 +58,4 @@ if __name__ == "__main__":
             OrderEnvironment.lookup = broken
         sys.argv[1:] = ["--plan", sys.argv[2]]
         processes.joined = nullcontext  # they are
-        stage.main("grpo", __doc__, grpo.train, resumable=True, spread=lambda config: config.grpo.batch_size)
+        entrypoint.main("grpo", __doc__, grpo.train)
