@@ -82,6 +82,8 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if type(value) is not origin:
         raise Refused(f"{where} must be {_name(kind)}, not {_short(value)}")
     if origin is list and get_args(kind):
+        if get_args(kind)[0] in (int, str) and {*map(type, value)} <= {get_args(kind)[0]}:
+            return value  # token ids: by far the most of what is read
         return [parse(get_args(kind)[0], entry, f"{where}[{number}]") for number, entry in enumerate(value)]
     if origin is dict and get_args(kind):
         return {key: parse(get_args(kind)[1], entry, f"{where}.{key}") for key, entry in value.items()}

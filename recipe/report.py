@@ -76,13 +76,9 @@ def verify(plan: Plan, results: dict[str, Result]) -> None:
     replay.ancestry(plan, results)
     chat = agent_chat(load_tokenizer(plan.checkpoint), plan.family)
     with Progress("replay", None, "rollout") as progress:
-        for checks in (
-            replay.evaluation(plan, "baseline", "test", chat),
-            replay.training(plan, chat),
-            replay.evaluation(plan, "candidate", "test", chat),
-        ):
-            for _ in checks:
-                progress.update()
+        replay.evaluation(plan, "baseline", "test", chat, progress.update)
+        replay.training(plan, chat, progress.update)
+        replay.evaluation(plan, "candidate", "test", chat, progress.update)
     replay.retained(plan, results["retention"])
 
 

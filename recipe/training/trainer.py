@@ -28,6 +28,7 @@ from recipe.rollout import Rollout, rollout_context
 from recipe.run import processes
 from recipe.task.environment import Environment, begin_turn, events, execute, raise_fault
 
+SAMPLED = "sampled_logps"  # (B, T): the engine's log-probabilities, zero off the policy's own tokens
 TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
 
 
@@ -54,7 +55,16 @@ class AgenticGRPOTrainer(GRPOTrainer):
         self._tasks = [self._rules.family.task(**row["task"]) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         self._on_rollouts(self._rollouts, output["advantages"].tolist())
+        if self._engine is not None:  # a column of the batch, which TRL shuffles and splits with the others
+            output[SAMPLED] = torch.zeros_like(output["completion_ids"], dtype=torch.float32)
+            for row, (rollout, own) in enumerate(zip(self._rollouts, self._logprobs, strict=True)):
+                policy = [place for place, mask in enumerate(rollout.mask) if mask]
+                output[SAMPLED][row, policy] = torch.tensor(own, device=output[SAMPLED].device)
         return output
+
+    def _compute_loss(self, model, inputs):
+        self._batch = inputs
+        return super()._compute_loss(model, inputs)
 
     def _generate(self, prompts):
         self._rollouts = [Rollout(task, self._chat, self._rules) for task in self._tasks]
@@ -130,17 +140,13 @@ class AgenticGRPOTrainer(GRPOTrainer):
             model, input_ids, attention_mask, logits_to_keep, *args, **options
         )
         if options.get("compute_entropy") and self._engine is not None:  # the policy's own forward pass, in the loss
-            self._compare_logprobs(input_ids[:, -logits_to_keep:].tolist(), found[0].detach().float().cpu())
+            self._compare_logprobs(found[0].detach().float())
         return found
 
-    def _compare_logprobs(self, completions, logprobs) -> None:
-        """Log how far the engine's log-probabilities are from the trainer's; rows come shuffled, so match by ids."""
-        by_ids = {tuple(rollout.ids): (rollout, own) for rollout, own in zip(self._rollouts, self._logprobs)}
-        gaps = []
-        for ids, row in zip(completions, logprobs):
-            rollout, own = next(by_ids[key] for key in by_ids if tuple(ids[: len(key)]) == key)
-            policy = [place for place, mask in enumerate(rollout.mask) if mask]
-            gaps += (row[policy] - torch.tensor(own)).abs().tolist()
+    def _compare_logprobs(self, logprobs) -> None:
+        """Log how far the engine's log-probabilities are from the trainer's, on the policy's own tokens."""
+        policy = (self._batch["completion_mask"] * self._batch["tool_mask"]).bool()
+        gaps = (logprobs - self._batch[SAMPLED]).abs()[policy].tolist()
         gaps = [gap for part in processes.gather(lambda: gaps) for gap in part]
         self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
         self._metrics["train"]["logprob_gap/max"].append(max(gaps))

@@ -6,20 +6,25 @@ the whole record field by field. What it cannot prove without the model is that 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 from recipe import retention
-from recipe.errors import CheckFailed
+from recipe.errors import CheckFailed, Refused
 from recipe.files import canonical, digest, tree_digests
 from recipe.mgsm import baseline
 from recipe.policy.chat import Chat
-from recipe.records import read_json, read_lines
+from recipe.records import parse, read_json, read_lines
 from recipe.rollout import replay
 from recipe.run import result
 from recipe.run.evidence import (
     ROLLOUTS,
     STEPS,
     VALIDATION,
+    Evaluated,
+    RolloutRecord,
+    Step,
+    Trained,
     aggregate,
     step_metrics,
     step_name,
@@ -34,47 +39,57 @@ TOLERANCE = 1e-5  # of advantages, which the trainer computes in float32
 
 
 def rollouts(
-    records: list[dict], tasks: dict[str, Task], chat: Chat, plan: Plan, where: str, beside: str
-) -> Iterator[None]:
-    """Replay records one by one, yielding after each so that a caller can show progress.
+    records: Sequence[dict],
+    tasks: Mapping[str, Task],
+    chat: Chat,
+    plan: Plan,
+    where: str,
+    kind: type[RolloutRecord],
+    told: Callable[[], object],
+) -> None:
+    """Replay records one by one; ``told`` is called after each.
 
-    ``beside`` names the field that stands in a record but does not follow from its tokens; the caller checks it.
+    What a ``kind`` adds to a rollout does not follow from its tokens: the caller checks it.
 
     Raises:
         CheckFailed: names the record and its first field that does not hold.
     """
+    beside = {entry.name for entry in fields(kind)} - {entry.name for entry in fields(RolloutRecord)}
     for number, record in enumerate(records):
         name = f"{where} record {number}"
-        if not isinstance(record, dict):
-            raise CheckFailed(f"{name}: not a record")
-        task = tasks.get(record.get("task_id"))
+        _typed(kind, record, name)
+        task = tasks.get(record["task_id"])
         if task is None:
-            raise CheckFailed(f"{name}: task_id {record.get('task_id')!r} is not of this split")
+            raise CheckFailed(f"{name}: task_id {record['task_id']!r} is not of this split")
         try:
             derived = replay(task, record["spans"], chat, plan.config.rules).record()
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise CheckFailed(f"{name} ({task.task_id}): spans do not make a rollout ({error!r})") from None
-        _equal_fields(f"{name} ({task.task_id})", derived, record, beside)
-        yield
+        for key, value in derived.items():  # as bytes, where 1, 1.0 and true differ
+            if canonical(record[key]) != canonical(value):
+                raise CheckFailed(f"{name} ({task.task_id}): field {key} is not what its sampled tokens give")
+        assert record.keys() == derived.keys() | beside
+        told()
 
 
-def _equal_fields(name: str, derived: dict, recorded: dict, beside: str) -> None:
-    """Compare as bytes, where 1, 1.0 and true differ; ``beside`` is the one field that no derivation gives."""
-    for key in sorted(derived.keys() | recorded.keys() - {beside}):
-        if key not in recorded or key not in derived or canonical(recorded[key]) != canonical(derived[key]):
-            raise CheckFailed(f"{name}: field {key} is not what its sampled tokens give")
+def _typed(kind: type, value: object, where: str) -> None:
+    """Refuse evidence that is not of its type, as a check that failed."""
+    try:
+        parse(kind, value, where)
+    except Refused as refusal:
+        raise CheckFailed(str(refusal)) from None
 
 
-def evaluation(plan: Plan, stage: str, split: str, chat: Chat) -> Iterator[None]:
+def evaluation(plan: Plan, stage: str, split: str, chat: Chat, told: Callable[[], object] = lambda: None) -> None:
     """Replay an agent evaluation and prove that it is complete: every task, every sample, in order."""
     path = plan.run / stage / ROLLOUTS
     records = read_lines(path, f"the rollouts of stage {stage}")
     _complete(records, plan, split, f"{stage}/{ROLLOUTS}")
-    yield from rollouts(records, _by_id(plan, split), chat, plan, f"{stage}/{ROLLOUTS}", "sample")
+    rollouts(records, _by_id(plan, split), chat, plan, f"{stage}/{ROLLOUTS}", Evaluated, told)
     _same_metrics(stage, result.load(plan.run / stage).metrics, aggregate(records))
 
 
-def training(plan: Plan, chat: Chat) -> Iterator[None]:
+def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) -> None:
     """Replay all training: tasks in the frozen order, groups, advantages, metrics, and the validations."""
     config = plan.config.grpo
     folder = plan.run / "grpo"
@@ -86,22 +101,25 @@ def training(plan: Plan, chat: Chat) -> Iterator[None]:
     for number, name in enumerate(names):
         where = f"grpo/steps/{name}"
         step = read_json(folder / STEPS / name, "a training step")
+        _typed(Step, step, where)
         steps.append(step)
-        if step.get("step") != number + 1:
-            raise CheckFailed(f"{where}: field step is {step.get('step')!r}")
+        if "grad_norm" not in step["metrics"]:
+            raise CheckFailed(f"{where}: metric grad_norm is missing")
+        if step["step"] != number + 1:
+            raise CheckFailed(f"{where}: field step is {step['step']!r}")
         records = step["rollouts"]
         due = planned[number * config.batch_size : (number + 1) * config.batch_size]
-        if [record.get("task_id") for record in records] != due:
+        if [record["task_id"] for record in records] != due:
             raise CheckFailed(f"{where}: field task_id is not in the frozen order of tasks")
-        yield from rollouts(records, tasks, chat, plan, where, "advantage")
+        rollouts(records, tasks, chat, plan, where, Trained, told)
         advantages(records, config, where)
         derived = step_metrics(records, config.num_generations)
         _same_metrics(where, {key: step["metrics"].get(key) for key in derived}, derived)
     _same_metrics("grpo", result.load(folder).metrics, training_metrics(steps))
-    yield from _validations(plan, chat)
+    _validations(plan, chat, told)
 
 
-def _validations(plan: Plan, chat: Chat) -> Iterator[None]:
+def _validations(plan: Plan, chat: Chat, told: Callable[[], object]) -> None:
     every = plan.config.grpo.validation_every
     due = [validation_name(step) for step in range(every, plan.config.grpo.steps + 1, every)] if every else []
     found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
@@ -111,7 +129,7 @@ def _validations(plan: Plan, chat: Chat) -> Iterator[None]:
         where = f"grpo/validation/{name}"
         records = read_lines(plan.run / "grpo" / VALIDATION / name, "a validation")
         _complete(records, plan, "development", where)
-        yield from rollouts(records, _by_id(plan, "development"), chat, plan, where, "sample")
+        rollouts(records, _by_id(plan, "development"), chat, plan, where, Evaluated, told)
 
 
 def advantages(records: list[dict], config, where: str) -> None:
@@ -124,8 +142,8 @@ def advantages(records: list[dict], config, where: str) -> None:
         spread = {"group": _std(group), "batch": _std(rewards), "none": None}[config.scale_rewards]
         for place, reward in enumerate(group, start):
             wanted = (reward - mean) / (1.0 if spread is None else spread + 1e-4)
-            found = records[place].get("advantage")
-            if not isinstance(found, float) or not abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
+            found = records[place]["advantage"]
+            if not abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
                 raise CheckFailed(f"{where} record {place}: field advantage is {found!r}, its group gives {wanted:.6f}")
 
 
