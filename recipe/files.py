@@ -5,6 +5,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -24,7 +25,13 @@ def digest(value) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """SHA-256 (hex) of a file's bytes, read once a process as long as the file is the same."""
+    about = os.stat(path)
+    return _digest(str(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=100_000)
+def _digest(path: str, *_: int) -> str:
     sha = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -22,6 +22,7 @@ class Facts:
     inputs: tuple[str, ...]
     headline: str
     model: bool = True  # whether it runs a model, and so needs a GPU
+    decides: bool = True  # whether its numbers are new, or read off evidence
     resumable: bool = False
     shards: Callable[[Config], int] | None = None
 
@@ -46,6 +47,7 @@ STAGES = {
             ("preflight", "baseline", "grpo", "merge", "candidate", "retention"),
             "qualified",
             model=False,
+            decides=False,
         ),
     )
 }

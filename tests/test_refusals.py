@@ -14,7 +14,7 @@ from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
 from recipe.run.result import outputs
-from runs import prepared, settings, stage_process
+from runs import ROOT, prepared, settings, stage_process
 
 
 @pytest.fixture
@@ -312,6 +312,37 @@ def test_altered_evidence_is_refused_and_no_summary_is_written(copied, spoil):
     with pytest.raises((CheckFailed, Refused), match=SPOILERS[spoil]):
         report_of(copied)
     assert not (copied / "again").exists()
+
+
+def test_a_finished_run_is_reported_by_later_code(copied):
+    """Sources that have changed since decide nothing any more; the recorded commit must hold those that did."""
+    sources = dict(read_json(copied / "plan.json", "plan")["sources"])
+    reforged(copied, sources={**sources, "recipe/orders/judge.py": "0" * 64})
+    with pytest.raises(Refused, match="recipe/orders/judge.py is changed"):
+        plans.load(copied / "plan.json")
+    assert plans.load(copied / "plan.json", check_sources=False).id
+
+
+def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
+    frozen = set(plans.package_sources())
+    code = {path.relative_to(ROOT).as_posix() for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
+    assert {path for path in code - frozen if not path.startswith("recipe/practice/")} == {
+        "experiments/report.py", "recipe/progress.py", "recipe/report.py", "recipe/verify/__init__.py",
+        "recipe/verify/plots.py", "recipe/verify/replay.py",
+    }  # fmt: skip
+    assert {"recipe/policy/engine/linear.py", "recipe/orders/judge.py", "recipe/run/evidence.py"} <= frozen <= code
+
+
+@pytest.mark.parametrize("name", ["tqdm/__init__.py", "numpy.py", "torch.so"])
+def test_a_module_in_the_root_of_the_checkout_is_refused(monkeypatch, tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    for own in (*plans.OWN, "runs"):
+        (tmp_path / own).mkdir()
+        (tmp_path / own / "__init__.py").touch() if own != "runs" else None
+    monkeypatch.setattr(plans, "ROOT", tmp_path)
+    with pytest.raises(Refused, match=f"{name.split('/')[0]} would come before an installed module"):
+        plans._nothing_in_the_way()
 
 
 def test_sources_unlike_the_recorded_commit_fail_the_report(copied, monkeypatch):

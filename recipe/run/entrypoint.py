@@ -126,7 +126,7 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
         plan_path = plan_path or runtime.hyperparameters.get("plan")
         if not plan_path:
             raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
-        plan = processes.main_rank(lambda: load(Path(plan_path)))
+        plan = processes.main_rank(lambda: load(Path(plan_path), check_sources=facts.decides))
         if facts.model:
             _check_gpus(not plan.practice, facts.shards is not None)
         if facts.shards and facts.shards(plan.config) % processes.size():

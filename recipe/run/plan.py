@@ -26,6 +26,9 @@ from recipe.task.family import Family, Task
 
 LAYOUT = 2
 PLAN, TASKS = "plan.json", "tasks.json"
+OWN = ("experiments", "recipe", "tools", "tests")  # the importable folders of the checkout's root
+# What reads finished evidence, shows it, or makes practice checkpoints: changing it changes no number.
+READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
@@ -197,8 +200,14 @@ def prepare(
     return plan
 
 
-def load(path: Path, check_inputs: bool = True) -> Plan:
+def load(path: Path, check_inputs: bool = True, check_sources: bool | None = None) -> Plan:
     """Load a plan and prove that nothing it rests on has changed.
+
+    Args:
+        check_inputs: whether the checkpoint and its retention baseline must be as they were.
+        check_sources: whether this code must be what was frozen, as it must where a number comes from; what reads
+            finished evidence asks the recorded commit instead (:mod:`recipe.run.repository`). As ``check_inputs``, if
+            not given.
 
     What follows from the configuration (deviations, tasks) or from the checkpoint's files (practice) is derived again:
     the plan's own word for it is only compared.
@@ -231,10 +240,12 @@ def load(path: Path, check_inputs: bool = True) -> Plan:
     if digest(read_json(path.parent / TASKS, "the task file")) != frozen.tasks:
         raise Refused(f"{path.parent / TASKS} was altered after it was frozen")
     plan = Plan(frozen, splits, path.parent)
-    if check_inputs:
+    if check_inputs if check_sources is None else check_sources:
+        _nothing_in_the_way()
         _unchanged("package source", ROOT, frozen.sources, package_sources())
         _unchanged("installed trainer module", Path("site-packages"), frozen.trainer, trainer_sources())
         _unchanged("package version of", Path(), frozen.versions, versions())
+    if check_inputs:
         for what, tree in (("checkpoint file", frozen.checkpoint), ("retention evidence", frozen.retention_baseline)):
             _unchanged(what, Path(tree.path), tree.files, tree_digests(Path(tree.path)))
     return plan
@@ -257,10 +268,18 @@ def _unchanged(what: str, root: Path, frozen: dict[str, str], found: dict[str, s
 
 
 def package_sources() -> dict[str, str]:
-    """Digests of this package's own code, by path below the repository root."""
-    folders = ("recipe", "experiments")
-    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix(): file_digest(path) for path in paths}
+    """Digests of the code that decides a number, by path below the repository root."""
+    paths = sorted(path for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py"))
+    names = {path.relative_to(ROOT).as_posix(): path for path in paths}
+    return {name: file_digest(path) for name, path in names.items() if not name.startswith(READERS)}
+
+
+def _nothing_in_the_way() -> None:
+    """Refuse a module in the checkout's root: started from there, Python would take it for an installed one."""
+    for path in sorted(ROOT.iterdir()):
+        module = path.suffix in (".py", ".pyc", ".so") or (path / "__init__.py").is_file()
+        if module and path.name not in OWN:
+            raise Refused(f"{path} would come before an installed module of that name; move it away")
 
 
 def trainer_sources() -> dict[str, str]:
