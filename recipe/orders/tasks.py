@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 
 from recipe.task.family import Task
+from recipe.task.identifiers import draw_identifier
 
 RULES = (
     "Du bearbeitest Fragen zu Bestellungen. Menge und Einzelpreis stehen nur im Datensatz.\n"
@@ -46,8 +47,6 @@ _RANGES = {  # (quantity, unit price in euro), both ends included
     "development": ((14, 97), (15, 490)),
     "test": ((13, 98), (14, 495)),
 }
-_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no vowels: an identifier never spells a word
-_DIGITS = "23456789"
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,7 @@ def draw(split: str, number: int, rng: random.Random) -> Order:
     """One task of a split, by its wording number ``number``."""
     quantities, prices = _RANGES[split]
     wording = WORDINGS[split][number % len(WORDINGS[split])]
-    symbols = [rng.choice(_LETTERS) for _ in range(4)] + [rng.choice(_DIGITS) for _ in range(2)]
-    rng.shuffle(symbols)
-    record_id = "".join(symbols[:3]) + "-" + "".join(symbols[3:])
+    record_id = draw_identifier(rng)
     question = f"{wording} {FIRST_CALL}".format(record_id=record_id)
     return Order(
         task_id=f"{split}-{number:03d}",

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from recipe.task.family import Family
 
-FAMILIES = ("orders",)  # the first is the default
+FAMILIES = ("orders", "invoices")  # the first is the default
 
 
 def family(name: str) -> Family:

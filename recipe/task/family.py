@@ -30,8 +30,12 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The opaque identifier that the question names; no two tasks share one."""
+        """The opaque identifier that the question names."""
         raise NotImplementedError
+
+    def identifiers(self) -> tuple[str, ...]:
+        """Every identifier of the task's records; no two tasks share one."""
+        return (self.key,)
 
     @property
     def first_call(self) -> str:
@@ -116,8 +120,8 @@ class Family:
             splits[split] = []
             while len(splits[split]) < sizes[split]:
                 task = self.draw(split, len(splits[split]), rng)
-                if task.key not in taken and not shows_a_fact(task):
-                    taken.add(task.key)
+                if taken.isdisjoint(task.identifiers()) and not shows_a_fact(task):
+                    taken.update(task.identifiers())
                     splits[split].append(task)
         self.check(splits)
         return splits
@@ -150,9 +154,10 @@ class Family:
                 if task.task_id in ids:
                     raise Refused(f"task {task.task_id} stands in the set twice")
                 ids.add(task.task_id)
-                if task.key in keys:
-                    raise Refused(f"task {task.task_id} uses the identifier of {keys[task.key]}: {task.key}")
-                keys[task.key] = task.task_id
+                for identifier in task.identifiers():
+                    if identifier in keys:
+                        raise Refused(f"task {task.task_id} uses the identifier of {keys[identifier]}: {identifier}")
+                    keys[identifier] = task.task_id
                 if shows_a_fact(task):
                     raise Refused(f"task {task.task_id} shows a hidden number in the prompt")
                 if wordings.setdefault(task.wording, split) != split:
