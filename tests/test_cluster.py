@@ -26,6 +26,7 @@ from master_double import MasterDouble
 from recipe.config import Grpo
 from recipe.files import tree_digests
 from recipe.mgsm.baseline import load as load_retention
+from recipe.orders import FAMILY
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.rollout import agent_chat
@@ -290,7 +291,7 @@ def test_grpo_reports_every_step_once(chain):
     for report in reports:
         assert shown <= report.metrics.keys()
         step = read_json(chain[0] / "grpo" / "steps" / f"step-{report.steps_completed:04d}.json", "a step")
-        assert {name: report.metrics[chart(name)] for name in step["metrics"]} == pytest.approx(step["metrics"])
+        assert {name: report.metrics[chart(name, FAMILY.milestones)] for name in step["metrics"]} == pytest.approx(step["metrics"])
 
 
 def test_the_finished_adapter_outlives_garbage_collection(chain, cluster, tmp_path):
