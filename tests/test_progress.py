@@ -3,9 +3,11 @@
 import sys
 
 import pytest
+import requests
 
 from recipe import progress as module
 from recipe.progress import Progress
+from recipe.run import cluster
 from recipe.run.cluster import chart
 
 
@@ -89,3 +91,37 @@ def test_charts_come_in_the_order_in_which_they_are_looked_at():
     assert [name.partition("_")[2] for name in shown[: len(FIRST)]] == list(FIRST)
     assert shown[0] == "01_strict_success" and shown[1] == "02_reward" and shown[-1] == "tokens"
     assert chart("strict_success") == shown[0] and chart("reward") == shown[1]  # whatever the family
+
+
+class Old:
+    """A session of harness 0.35; ``refused`` is where its master says no."""
+
+    def __init__(self, refused: str = ""):
+        self.told, self._refused, self.train, self.searcher, self.length = [], refused, object(), self, 32
+
+    def _answer(self, call: str) -> None:
+        from determined.common.api.errors import APIException
+
+        if call == self._refused:
+            response = requests.Response()
+            response.status_code, response.reason, response._content = 501, "Not Implemented", b""
+            raise APIException(response)
+
+    def operations(self, mode):
+        self._answer("operation")
+        yield self
+        raise RuntimeError("you must call op.report_completed() on each operation")
+
+    def report_progress(self, length: float) -> None:
+        self._answer("progress")
+        self.told.append(length)
+
+
+@pytest.mark.parametrize("refused", ["", "operation", "progress"])
+def test_the_older_harness_reports_units_and_a_master_of_another_version_costs_the_bar_alone(refused, capsys):
+    session = Old(refused)
+    progress = cluster._progress(session)
+    for share in (0.25, 0.5, 1.0):
+        progress(share)
+    assert session.told == ([] if refused else [8.0, 16.0, 32.0])
+    assert capsys.readouterr().err.splitlines() == (["no progress bar: Not Implemented"] if refused else [])

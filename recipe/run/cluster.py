@@ -136,26 +136,38 @@ def _trial() -> Iterator[Runtime]:
 
 
 def _progress(session) -> Callable[[float], None]:
-    """Harness 0.38 takes a share of the work, 0.35 units of the searcher's operation."""
-    from determined import core
+    """Harness 0.38 takes a share of the work, 0.35 units of the searcher's operation.
+
+    Each speaks to its own master alone; where the two differ there is no bar, which is not worth a stage.
+    """
     from determined.common.api.errors import APIException
 
-    if hasattr(session.train, "report_progress"):
-        report = session.train.report_progress
-    else:
-        # Taken, not completed: completing it would have the trial stopped.
-        operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
-
-        def report(share: float) -> None:
-            operation.report_progress(share * operation.length)
+    reporter = None
 
     def progress(share: float) -> None:
+        nonlocal reporter
         try:
-            report(share)
-        except APIException as error:  # a 0.35 master refuses the newer harness's form; a bar is not worth a stage
+            reporter = reporter or _reporter(session)
+            reporter(share)
+        except APIException as error:
             print(f"no progress bar: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+            reporter = _silent
 
     return progress
+
+
+def _reporter(session) -> Callable[[float], None]:
+    from determined import core
+
+    if hasattr(session.train, "report_progress"):
+        return session.train.report_progress
+    # Taken, not completed: completing it would have the trial stopped.
+    operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
+    return lambda share: operation.report_progress(share * operation.length)
+
+
+def _silent(share: float) -> None:
+    """Where there is no bar."""
 
 
 def _note(session, experiment: int, text: str) -> None:
