@@ -150,7 +150,7 @@ def _progress(session) -> Callable[[float], None]:
             reporter = reporter or _reporter(session)
             reporter(share)
         except APIException as error:
-            print(f"no progress bar: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+            print(f"no progress bar: {_first_line(error)}", file=sys.stderr)
             reporter = _silent
 
     return progress
@@ -178,4 +178,8 @@ def _note(session, experiment: int, text: str) -> None:
     try:
         Experiment(experiment, session.train._session).set_notes(text)
     except APIException as error:  # the same stands in the run folder
-        print(f"the experiment's notes were not written: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        print(f"the experiment's notes were not written: {_first_line(error)}", file=sys.stderr)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
