@@ -19,8 +19,8 @@ the same code over as many tokens. Nothing is scaled in ``short``: whole steps o
 Not counted: starting processes, loading, merging, judging, reporting.
 
 examples:
-  python -m tools.bench_pilot --tokenizer Qwen3-1.7B --output benchmarks/pilot_h200.json
-  python -m tools.bench_pilot --tokenizer Qwen3-1.7B --dry-run
+  python -m tools.bench.pilot --tokenizer Qwen3-1.7B --output tools/bench/pilot_h200.json
+  python -m tools.bench.pilot --tokenizer Qwen3-1.7B --dry-run
 """
 
 import argparse
@@ -226,7 +226,7 @@ def in_small(config: Config, protocol: Protocol) -> tuple[Config, Protocol]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.bench_pilot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.bench.pilot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with the tokenizer of a Qwen3 model")
     parser.add_argument("--output", type=Path, help="write the aggregate here, as JSON")

@@ -11,8 +11,8 @@ All numbers of a table come from one run on one GPU, on random weights of the Qw
     peak         most memory allocated by the tensors of the process, weights and cache included
 
 examples:
-  python -m tools.bench_rollout --static --output benchmarks/rollout_h200.json
-  python -m tools.bench_rollout --parts speed --shapes 1.7B 4B --rows 4 --static
+  python -m tools.bench.rollout --static --output tools/bench/rollout_h200.json
+  python -m tools.bench.rollout --parts speed --shapes 1.7B 4B --rows 4 --static
 """
 
 import argparse
@@ -247,7 +247,7 @@ def start_up(name: str) -> dict:
         for state in ("cold", "warm"):
             environment = {**os.environ, "TRITON_CACHE_DIR": cache, "BENCH_STARTED": str(time.time())}
             child = subprocess.run(
-                [sys.executable, "-m", "tools.bench_rollout", "--first-token", name],
+                [sys.executable, "-m", "tools.bench.rollout", "--first-token", name],
                 env=environment, check=True, capture_output=True, text=True,
             )  # fmt: skip
             out[state] = json.loads(child.stdout.splitlines()[-1])
@@ -277,7 +277,7 @@ def _static_cells(row: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.bench_rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.bench.rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="write the aggregate here, as JSON")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.6B", "1.7B", "4B"])
