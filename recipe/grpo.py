@@ -8,6 +8,7 @@ The stage writes::
 
     grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
     grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
+    grpo/protocol.json               what reached TRL, PEFT and the optimizer (recipe.training.readback)
     grpo/adapter/                    the LoRA adapter after the last step
     grpo/trainer/                    while it runs: what a paused run goes on from (recipe.training.checkpoints)
 
@@ -38,6 +39,7 @@ from recipe.run import evidence, processes
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.training import checkpoints
+from recipe.training.readback import Readback
 from recipe.training.trainer import AgenticGRPOTrainer
 from recipe.training.trl_chat import raw_span_tokenizer
 
@@ -65,6 +67,7 @@ def train(stage: Stage) -> Done | None:
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Readback(stage, trainer))
     before = adapter_digest(trainer.model)
     trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
     if saver.paused:
@@ -110,7 +113,7 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         min_p=agent.sampling.min_p,
         repetition_penalty=1.0,
         learning_rate=grpo.learning_rate,
-        lr_scheduler_type=grpo.lr_schedule,
+        lr_scheduler_type=_scheduler(grpo),
         warmup_steps=grpo.warmup_steps,
         optim=grpo.optimizer,
         adam_beta1=grpo.adam_beta1,
@@ -130,6 +133,11 @@ def arguments(config: Config, folder: Path) -> GRPOConfig:
         use_cpu=not torch.cuda.is_available(),  # without it several processes on CPUs would not be one training
         ddp_find_unused_parameters=False,  # every weight of the adapter is in every forward pass
     )
+
+
+def _scheduler(grpo: Grpo) -> str:
+    """The schedule as transformers calls it, whose plain ``constant`` has no warm-up."""
+    return "constant_with_warmup" if grpo.lr_schedule == "constant" and grpo.warmup_steps else grpo.lr_schedule
 
 
 # TRL's log keys that the evidence keeps; all of them are reproducible (no times).

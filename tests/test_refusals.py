@@ -259,6 +259,20 @@ def spoil_missing_item(run):
     reseal(run / "candidate")
 
 
+def spoil_learning_rate(run):
+    path = run / "grpo" / "steps" / "step-0005.json"
+    step = read_json(path, "step")
+    step["metrics"]["learning_rate"] *= 3
+    write_json(path, step)
+    reseal(run / "grpo")
+
+
+def spoil_protocol(run):
+    path = run / "grpo" / "protocol.json"
+    write_json(path, {**read_json(path, "protocol"), "loss.kl": 0.0})
+    reseal(run / "grpo")
+
+
 def spoil_validation(run):
     path = run / "grpo" / "validation" / "step-0004.jsonl"
     lines = path.read_text().splitlines()
@@ -297,6 +311,8 @@ SPOILERS = {
     spoil_training_metric: "grpo: metric mixed_groups",
     spoil_step_order: "frozen order",
     spoil_missing_step: "grpo/steps",
+    spoil_learning_rate: "step-0005.json: metric learning_rate is 0.003, the schedule gives 0.001",
+    spoil_protocol: "grpo/protocol.json: loss.kl is 0.0, not 0.02",
     spoil_missing_item: "7 records for the 8 frozen items",
     spoil_validation: "validation/step-0004.jsonl.*field reward",
     spoil_adapter: "ancestry: the adapter on disk",

@@ -26,7 +26,7 @@ def training(practice, folder, **overrides) -> Stage:
     """A claimed grpo stage of a plan with these overrides."""
     values = settings(practice)
     for owner, changes in overrides.items():
-        values[owner] = {**values.get(owner, {}), **changes}
+        values[owner] = {**values.get(owner, {}), **changes} if isinstance(changes, dict) else changes
     plan = plans.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(values), folder)
     (plan.run / "grpo").mkdir()
     return Stage("grpo", plan, site())

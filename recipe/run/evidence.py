@@ -11,6 +11,7 @@ from dataclasses import dataclass
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION = "steps", "validation"  # folders of the training stage
+PROTOCOL = "protocol.json"  # what training ran under, read back from the live objects
 
 
 @dataclass(frozen=True)

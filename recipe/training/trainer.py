@@ -39,23 +39,23 @@ class AgenticGRPOTrainer(GRPOTrainer):
         if trl.__version__ != TRL_VERSION:
             raise CheckFailed(f"trainer: trl {trl.__version__} is installed, this trainer is written for {TRL_VERSION}")
         super().__init__(reward_funcs=self._shaped_reward, environment_factory=rules.family.environment, **arguments)
-        self._rules, self._on_rollouts = rules, on_rollouts
+        self.rules, self._on_rollouts = rules, on_rollouts
         self._chat = self.processing_class.chat
         names = [tool.__name__ for tool in self.tools]
         if names != [schema["function"]["name"] for schema in self._chat.tools]:
             raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
         self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
-        self._engine = None
+        self.engine = None
         if (agent := rules.agent).decoder == "engine":
             context = rollout_context(self._chat, agent, (rules.family.task(**row["task"]) for row in self.train_dataset))
             policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments)
-            self._engine = make_decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
+            self.engine = make_decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
 
     def _generate_and_score_completions(self, inputs):
-        self._tasks = [self._rules.family.task(**row["task"]) for row in inputs]
+        self._tasks = [self.rules.family.task(**row["task"]) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         self._on_rollouts(self._rollouts, output["advantages"].tolist())
-        if self._engine is not None:  # a column of the batch, which TRL shuffles and splits with the others
+        if self.engine is not None:  # a column of the batch, which TRL shuffles and splits with the others
             output[SAMPLED] = torch.zeros_like(output["completion_ids"], dtype=torch.float32)
             for row, (rollout, own) in enumerate(zip(self._rollouts, self._logprobs, strict=True)):
                 policy = [place for place, mask in enumerate(rollout.mask) if mask]
@@ -67,11 +67,11 @@ class AgenticGRPOTrainer(GRPOTrainer):
         return super()._compute_loss(model, inputs)
 
     def _generate(self, prompts):
-        self._rollouts = [Rollout(task, self._chat, self._rules) for task in self._tasks]
+        self._rollouts = [Rollout(task, self._chat, self.rules) for task in self._tasks]
         self._rows = None
         first = processes.rank() * len(self._tasks)  # a group may be spread over processes
         self._streams = [
-            RandomStream(self._rules.agent.seed, task.task_id, row % self.num_generations)
+            RandomStream(self.rules.agent.seed, task.task_id, row % self.num_generations)
             for row, task in enumerate(self._tasks, first)
         ]
         self._logprobs = [[] for _ in prompts]
@@ -99,7 +99,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         """One turn of the rollouts of these conversations."""
         rows = [self._rows[id(conversation)] for conversation in prompts]
         rollouts = [self._rollouts[row] for row in rows]
-        sample = self._sample_natively if self._engine is None else self._sample_by_engine
+        sample = self._sample_natively if self.engine is None else self._sample_by_engine
         prompt_ids, sampled = sample(prompts, rows)
         kept = []
         for rollout, row, prompt, ids in zip(rollouts, rows, prompt_ids, sampled, strict=True):
@@ -124,7 +124,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
     def _sample_by_engine(self, prompts, rows):
         rendered = self.processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
         open_ = [place for place, row in enumerate(rows) if self._rollouts[row].open]
-        turns = self._engine.turns(
+        turns = self.engine.turns(
             [rendered[place] for place in open_],
             [self._rollouts[rows[place]].budget for place in open_],
             [self._streams[rows[place]] for place in open_],
@@ -139,7 +139,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         found = super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **options
         )
-        if options.get("compute_entropy") and self._engine is not None:  # the policy's own forward pass, in the loss
+        if options.get("compute_entropy") and self.engine is not None:  # the policy's own forward pass, in the loss
             self._compare_logprobs(found[0].detach().float())
         return found
 

@@ -18,6 +18,7 @@ from recipe.records import parse, read_json, read_lines
 from recipe.rollout import replay
 from recipe.run import result
 from recipe.run.evidence import (
+    PROTOCOL,
     ROLLOUTS,
     STEPS,
     VALIDATION,
@@ -34,6 +35,7 @@ from recipe.run.evidence import (
 from recipe.run.plan import Plan
 from recipe.run.result import Result
 from recipe.task.family import Task
+from recipe.training import protocol
 
 TOLERANCE = 1e-5  # of advantages, which the trainer computes in float32
 
@@ -93,10 +95,12 @@ def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) 
     """Replay all training: tasks in the frozen order, groups, advantages, metrics, and the validations."""
     config = plan.config.grpo
     folder = plan.run / "grpo"
+    _ran_as_planned(plan)
     planned = [task.task_id for task in plan.training_order for _ in range(config.num_generations)]
     names = sorted(path.name for path in (folder / STEPS).glob("*"))
     if names != [step_name(step) for step in range(1, config.steps + 1)]:
         raise CheckFailed(f"grpo/steps: {len(names)} files do not make the {config.steps} frozen steps")
+    rates = [config.learning_rate * factor for factor in protocol.schedule(config)]
     tasks, steps = _by_id(plan, "train"), []
     for number, name in enumerate(names):
         where = f"grpo/steps/{name}"
@@ -115,8 +119,19 @@ def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) 
         advantages(records, config, where)
         derived = step_metrics(records, config.num_generations)
         _same_metrics(where, {key: step["metrics"].get(key) for key in derived}, derived)
+        rate = step["metrics"].get("learning_rate", math.nan)
+        if not abs(rate - rates[number]) <= TOLERANCE * config.learning_rate:
+            raise CheckFailed(f"{where}: metric learning_rate is {rate!r}, the schedule gives {rates[number]!r}")
     _same_metrics("grpo", result.load(folder).metrics, training_metrics(steps))
     _validations(plan, chat, told)
+
+
+def _ran_as_planned(plan: Plan) -> None:
+    """What was live when training began is what the plan derives."""
+    where = f"grpo/{PROTOCOL}"
+    recorded = read_json(plan.run / "grpo" / PROTOCOL, "the training's protocol")
+    _typed(dict, recorded, where)
+    protocol.check(where, protocol.planned(plan.config), recorded)
 
 
 def _validations(plan: Plan, chat: Chat, told: Callable[[], object]) -> None:

@@ -75,7 +75,7 @@ class Engine(Decoder):
     """
 
     def __init__(self, model, sampling: Sampling, end_id: int, pad_id: int, *, rows: int, context: int):
-        self._model, self._sampling, self._end_id, self._pad_id = model, sampling, end_id, pad_id
+        self._model, self.sampling, self._end_id, self._pad_id = model, sampling, end_id, pad_id
         self._rows = rows = min(rows, MOST_ROWS)
         self._context = context
         self._device = next(model.parameters()).device
@@ -136,7 +136,7 @@ class Engine(Decoder):
             ended = [slot for slot in speaking if not live[slot]]
             for slot, sampled in zip(ended, self._collect(ended)):
                 number, dialogue, request = speaking.pop(slot)
-                if self._sampling.temperature:
+                if self.sampling.temperature:
                     request.stream.skip(len(sampled.ids))
                 self._read[slot] = [*request.prompt, *sampled.ids[:-1]]  # the last one was never read
                 go_on(number, dialogue, sampled)
@@ -208,7 +208,7 @@ class Engine(Decoder):
         entries = torch.tensor(entries, dtype=torch.int32).to(self._device)
         state.tokens.ids[index], state.tokens.positions[index], state.budgets[index] = entries.T
         state.counts[index] = 0
-        if self._sampling.temperature:
+        if self.sampling.temperature:
             numbers = torch.zeros((len(requests), max(request.budget for request in requests)), dtype=torch.float64)
             for row, request in zip(numbers, requests):
                 row[: request.budget] = torch.from_numpy(request.stream.ahead(request.budget))
@@ -237,7 +237,7 @@ class Engine(Decoder):
 
     def _prepare(self, weights) -> None:
         """Build the forwards for these weights, and capture them where there are graphs."""
-        state, chunk, sampling = self._state, Tokens(*self._chunk), self._sampling
+        state, chunk, sampling = self._state, Tokens(*self._chunk), self.sampling
         tensors = weights.tensors()
         self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=self._device)
         if self._fused:
