@@ -1,0 +1,134 @@
+"""Numbers from recorded rollouts, against what a person finds with a pencil."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from recipe import grpo
+from recipe.config import resolve
+from recipe.errors import CheckFailed
+from recipe.run import evidence
+from recipe.verify import replay
+
+
+def rollout(reward: float, task: str = "t1", **outcome) -> dict:
+    return {"task_id": task, "reward": reward, "outcome": {"strict_success": reward == 1, "tool_errors": 0, **outcome}}
+
+
+def test_names_sort_by_step():
+    assert (evidence.step_name(7), evidence.validation_name(12)) == ("step-0007.json", "step-0012.jsonl")
+
+
+def test_means_over_rollouts():
+    records = [rollout(1.0, tool_errors=3), rollout(0.25), rollout(0.0, tool_errors=1), rollout(1.0)]
+    assert evidence.aggregate(records) == {"rollouts": 4, "strict_success": 0.5, "tool_errors": 1.0, "reward": 0.5625}
+
+
+def test_mixed_groups_are_those_whose_rewards_differ():
+    rewards = [1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 1.0, 0.0]
+    for size, mixed in ((2, 2), (4, 2), (8, 1)):
+        metrics = evidence.step_metrics([rollout(reward) for reward in rewards], size)
+        assert (metrics["mixed_groups"], metrics["rollouts"], metrics["reward"]) == (mixed, 8, 0.4375)
+    assert evidence.step_metrics([rollout(0.5), rollout(0.5)], 2)["mixed_groups"] == 0
+
+
+def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> dict:
+    metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
+    return {"metrics": metrics, "rollouts": [{"task_id": task} for task in tasks]}
+
+
+def test_the_numbers_of_a_training():
+    steps = [
+        step(0.1, 0.0, 0.5, 1, "a", "a"), step(0.2, 0.1, 2.0, 0, "b", "b"), step(0.3, 0.2, 0.0, 1, "c", "c"),
+        step(0.4, 0.3, 1.0, 2, "a", "d"), step(0.5, 0.4, 1.5, 1, "e", "e"), step(0.6, 0.5, 0.25, 0, "f", "f"),
+        step(0.7, 0.6, math.inf, 1, "g", "g"), step(0.9, 0.8, 1.25, 1, "h", "h"),
+    ]  # fmt: skip
+    assert evidence.training_metrics(steps) == pytest.approx({
+        "steps": 8, "rollouts": 16, "unique_tasks": 8, "mixed_groups": 7,
+        "steps_with_mixed_reward_and_gradient": 4,  # not the zero gradient, not the infinite one, not the equal rewards
+        "grad_norm_min": 0.0, "grad_norm_max": math.inf,
+        "reward_first_quarter": 0.15, "reward_last_quarter": 0.8,
+        "strict_success_first_quarter": 0.05, "strict_success_last_quarter": 0.7,
+    })  # fmt: skip
+
+
+def test_a_quarter_of_a_short_training_is_one_step():
+    steps = [step(0.1, 0.0, 0.5, 1, "a"), step(0.2, 1.0, 0.5, 1, "b"), step(0.4, 0.5, 1.0, 1, "c")]
+    found = evidence.training_metrics(steps)
+    assert (found["reward_first_quarter"], found["reward_last_quarter"]) == (0.1, 0.4)
+    assert (found["strict_success_first_quarter"], found["strict_success_last_quarter"]) == (0.0, 0.5)
+
+
+# ---- what training is judged by
+
+
+@pytest.fixture
+def stage(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "weights").write_text("x")
+    return SimpleNamespace(
+        folder=tmp_path, plan=SimpleNamespace(frozen=SimpleNamespace(checkpoint=SimpleNamespace(digest="start")))
+    )
+
+
+LEARNED = [step(0.5, 0.5, 1.0, 1, "a")]
+
+
+def test_a_training_that_learned_passes_with_its_ancestry(stage):
+    done = grpo.judged(stage, LEARNED, "before", "after")
+    assert done.failure is None
+    assert done.gates == {"mixed_reward_groups": True, "nonzero_gradients": True, "adapter_changed": True}
+    assert done.metrics == evidence.training_metrics(LEARNED)
+    ancestry = dict(done.ancestry)
+    assert len(ancestry.pop("adapter")) == 64
+    assert ancestry == {
+        "checkpoint": "start", "adapter_parameters_before": "before", "adapter_parameters_after": "after",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "failed"),
+    [([step(0.5, 0.5, 1.0, 0, "a")], "after", ["mixed_reward_groups", "nonzero_gradients"]),
+     ([step(0.5, 0.5, 0.0, 1, "a")], "after", ["nonzero_gradients"]),
+     ([step(0.5, 0.5, 0.0, 1, "a"), step(0.5, 0.5, 1.0, 0, "b")], "after", ["nonzero_gradients"]),
+     (LEARNED, "before", ["adapter_changed"])],
+)  # fmt: skip
+def test_a_training_that_learned_nothing_fails_by_name(stage, steps, after, failed):
+    done = grpo.judged(stage, steps, "before", after)
+    assert [gate for gate, passed in done.gates.items() if not passed] == failed
+    assert done.failure == f"GRPO learned from nothing: {', '.join(failed)} did not hold"
+
+
+# ---- advantages
+
+
+def advantaged(rewards: list[float], advantages: list[float]) -> list[dict]:
+    return [{"reward": reward, "advantage": advantage} for reward, advantage in zip(rewards, advantages, strict=True)]
+
+
+# Means 0.5 and 0.25; unbiased deviations of the groups 0.7071068 and 0.3535534, of all four 0.4787136.
+REWARDS = [1.0, 0.0, 0.5, 0.0]
+BY_HAND = {
+    "group": [0.7070068, -0.7070068, 0.7069068, -0.7069068],
+    "batch": [1.0442481, -1.0442481, 0.5221240, -0.5221240],
+    "none": [0.5, -0.5, 0.25, -0.25],
+}
+
+
+@pytest.mark.parametrize("scale", BY_HAND)
+def test_advantages_by_hand(scale):
+    config = resolve({"grpo": {"num_generations": 2, "scale_rewards": scale}}).grpo
+    replay.advantages(advantaged(REWARDS, BY_HAND[scale]), config, "here")
+    for place in range(4):
+        for factor in (1.0001, 0.9999, -1.0):
+            spoiled = [value * (factor if place == number else 1) for number, value in enumerate(BY_HAND[scale])]
+            with pytest.raises(CheckFailed, match=rf"^here record {place}: field advantage is "):
+                replay.advantages(advantaged(REWARDS, spoiled), config, "here")
+
+
+def test_equal_rewards_have_no_advantage():
+    config = resolve(None).grpo
+    replay.advantages(advantaged([0.25] * 4, [0.0] * 4), config, "here")
+    with pytest.raises(CheckFailed, match="its group gives 0.000000"):
+        replay.advantages(advantaged([0.25] * 4, [0.0, 0.0, 0.001, 0.0]), config, "here")
