@@ -7,14 +7,21 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test clean
+# Checkpoint, retention baseline and settings of the demo and of the tests.
+PRACTICE ?= recipe/practice/shipped
+DEMO := runs/demo$(addprefix -,$(notdir $(filter-out recipe/practice/shipped,$(PRACTICE))))
+
+.PHONY: demo practice test clean
 .DELETE_ON_ERROR:
 
-demo: runs/demo/report/summary/summary.md  ## practice checkpoint, every stage, summary with plots
+demo: $(DEMO)/report/summary/summary.md  ## every stage with the practice checkpoint, summary with plots
 	@echo "summary: $<"
 
-test: .venv-det35/ready runs/practice/practice.yaml  ## all tests, with the demo's practice checkpoint
-	PRACTICE=runs/practice DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest -n 2 --dist loadfile
+practice: runs/practice/practice.yaml  ## train the practice checkpoint again
+	@echo "trained: runs/practice; try it with: make demo PRACTICE=runs/practice"
+
+test: .venv-det35/ready  ## all tests
+	DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest -n 2 --dist loadfile
 
 .venv/ready: requirements-cpu.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv .venv
@@ -31,12 +38,12 @@ test: .venv-det35/ready runs/practice/practice.yaml  ## all tests, with the demo
 runs/practice/practice.yaml: | .venv/ready
 	OMP_NUM_THREADS=2 $(PY) -m recipe.practice --output runs/practice
 
-runs/demo/plan.json: | runs/practice/practice.yaml
-	$(PY) -m experiments.prepare --model runs/practice/checkpoint --retention-baseline runs/practice/retention-baseline \
-		--config runs/practice/practice.yaml --output runs/demo
+$(DEMO)/plan.json: | .venv/ready $(PRACTICE)/practice.yaml
+	$(PY) -m experiments.prepare --model $(PRACTICE)/checkpoint --retention-baseline $(PRACTICE)/retention-baseline \
+		--config $(PRACTICE)/practice.yaml --output $(DEMO)
 
-runs/demo/report/summary/summary.md: | runs/demo/plan.json
-	$(PY) -m tools.driver run --local --resume --plan runs/demo/plan.json
+$(DEMO)/report/summary/summary.md: | $(DEMO)/plan.json
+	$(PY) -m tools.driver run --local --resume --plan $(DEMO)/plan.json
 
-clean:  ## forget the practice checkpoint and the demo, keep .venv
-	rm -rf runs/practice runs/demo
+clean:  ## forget the demos and the checkpoint of make practice, keep .venv
+	rm -rf runs/practice runs/demo runs/demo-practice

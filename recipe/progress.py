@@ -84,14 +84,15 @@ class Progress:
         counted = f"{self._done} of {self._total}" if self._total is not None else str(self._done)
         left = (self._total - self._done) * seconds / new if self._total is not None and new else 0.0
         parts = [
-            f"{self._title}: {counted} {self._unit}s in {_clock(seconds)}",
-            *([f"about {_clock(left)} left"] if left else []),
+            f"{self._title}: {counted} {self._unit}s in {clock(seconds)}",
+            *([f"about {clock(left)} left"] if left else []),
             *(f"{name} {value}" for name, value in self._notes.items()),
         ]
         return ", ".join(parts)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """``1:05`` of 65 seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from recipe.orders.environment import OrderEnvironment
 from recipe.orders.tasks import Order
 from recipe.policy.chat import Chat
+from recipe.practice import SHIPPED
 from runs import ROOT, prepared
 
 # Not a part of the repository: beside it, where it exists at all.
@@ -150,16 +151,9 @@ def with_chat_template():
 # ---- a run in small, made once for all tests that look at one ----
 
 @pytest.fixture(scope="session")
-def practice(tmp_path_factory) -> Path:
-    """What ``recipe.practice.checkpoint`` writes: a checkpoint with partial competence and its retention baseline.
-
-    ``PRACTICE`` names one that is there already (``make test`` shares the demo's); otherwise it is trained here.
-    """
-    if "PRACTICE" in os.environ:
-        return Path(os.environ["PRACTICE"]).resolve()
-    output = tmp_path_factory.mktemp("practice") / "practice"
-    subprocess.run([sys.executable, "-m", "recipe.practice", "--output", str(output)], cwd=ROOT, check=True)
-    return output
+def practice() -> Path:
+    """What ``recipe.practice.checkpoint`` writes: the shipped folder, or the one that ``PRACTICE`` names."""
+    return Path(os.environ.get("PRACTICE", SHIPPED)).resolve()
 
 
 @pytest.fixture(scope="session")

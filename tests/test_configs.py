@@ -1,6 +1,7 @@
 """What makes a stage an experiment, looked at without a master: the shipped configurations, the startup hook, the
 uploaded context, and what a stage makes of hyperparameters and of an earlier run's folder."""
 
+import errno
 import json
 import os
 import re
@@ -57,7 +58,8 @@ def test_the_head_says_what_needs_command_and_override(name):
     head = lines[: next(place for place, line in enumerate(lines) if not line.startswith("#"))]
     assert head[0].endswith(".") and head[1] == "#"
     text = "\n".join(head)
-    command = f"det shell start --config-file determined_configs/{name}.yaml -c ."
+    workspace = yaml.safe_load((CONFIGS / "site.yaml").read_text())["workspace"]
+    command = f"det shell start --workspace {workspace} --config-file determined_configs/{name}.yaml -c ."
     if name in STAGES:
         command = f"det experiment create determined_configs/{name}.yaml ."
     assert "\n# needs     " in text and f"\n# command   {command}" in text and "\n# override  --config " in text
@@ -263,6 +265,27 @@ def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before, launc
 
     assert entrypoint.guarded(work) in (1, 2)
     assert cancels(launcher + capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_that_cancels_restarts(capsys, number):
+    one_file = OSError(number, os.strerror(number), "/run/steps")
+    tree = shutil.Error([("from", "to", str(one_file))])  # of shutil.copytree
+    for error in (one_file, tree):
+        def work():
+            raise error
+
+        assert entrypoint.guarded(work) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("check failed: no space left for ") and "/run/steps" in line and cancels(line)
+
+
+def test_other_faults_of_the_system_keep_their_traceback():
+    def work():
+        raise OSError(errno.EIO, "Input/output error", "/run/steps")
+
+    with pytest.raises(OSError, match="Input/output"):
+        entrypoint.guarded(work)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,18 @@ import errno
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
+from recipe import progress
+from recipe.config import complete, read, resolve
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
+from recipe.practice import SHIPPED
 from recipe.run.evidence import CLAIM
 from recipe.run.plan import Plan
 from runs import ROOT
@@ -147,6 +151,44 @@ def test_the_first_failure_stops_the_chain_and_resume_repeats_it(plan, case):
     assert (plan.run / "grpo.attempt-1").exists() == (leaves.get("grpo") != "nothing")
 
 
+def test_what_failed_while_no_driver_looked_is_repeated_by_the_first_resume(plan):
+    world, said = World(states={"grpo": ["RUNNING", "RUNNING", "ERROR"]}, leaves={"grpo": "nothing"}), []
+    running = driven(plan, world)
+    running._sleep = lambda seconds: (_ for _ in ()).throw(Killed) if "grpo" in submissions(world) else None
+    with pytest.raises(Killed):
+        running.run()
+    world.experiments[3].states = ["ERROR"]
+    world.states.clear()
+    world.leaves.clear()
+    driven(plan, world, said, again=True).run()
+    assert submissions(world) == ["preflight", "baseline", "grpo", *NAMES[2:]]
+    assert any("experiment 3 ended ERROR" in line for line in said)
+
+
+LOGS = {
+    "a refusal": (["|| + exec python", "|| refused: the plan is missing"], "refused: the plan is missing"),
+    "a traceback": (["|| Traceback (most recent call last):", "||   File x", "|| torch.OutOfMemoryError: CUDA"], "torch.OutOfMemoryError: CUDA"),
+    "an assertion": (["|| Traceback (most recent call last):", "|| AssertionError"], "AssertionError"),
+    "the hook": (["|| ++ hook", "|| startup hook: no environment at /v"], "startup hook: no environment at /v"),
+    "nothing of use": (["|| + exec python", "|| 12 of 16 steps"], None),
+    "a long one": (["|| ValueError: " + "x" * 999], "ValueError: " + "x" * 188),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOGS)
+def test_the_driver_ends_with_the_reason_that_the_log_gives(plan, case, monkeypatch):
+    lines, reason = LOGS[case]
+    monkeypatch.setattr(Fake, "last_lines", lambda self, experiment, count: [f"[2026-01-01] [rank=0] {line}" for line in lines])
+    world, said = World(states={"grpo": ["RUNNING", "ERROR"]}, leaves={"grpo": "nothing"}), []
+    with pytest.raises(CheckFailed) as failure:
+        driven(plan, world, said).run()
+    ended = "experiment 3 ended ERROR" + (f": {reason}" if reason else "")
+    assert str(failure.value) == f"stage grpo: {ended}; once it is mended, go on with --resume"
+    assert load_state(plan.run).attempts["grpo"][0].failure == ended  # for status
+    shown = [line for line in said if line.startswith("  | ")]
+    assert len(shown) == len([line for line in lines if "+ " not in line]) and max(map(len, shown)) < 210
+
+
 def test_a_changed_output_stops_the_chain_before_the_next_stage(plan):
     world = World(states={"candidate": ["RUNNING", "ERROR"]}, leaves={"candidate": "nothing"})
     with pytest.raises(CheckFailed):
@@ -265,6 +307,31 @@ def test_a_run_of_the_cluster_is_not_continued_locally(plan, monkeypatch):
     monkeypatch.setattr(local, "load", lambda path: plan)
     with pytest.raises(Refused, match="runs on a cluster"):
         local.run(plan.run / "plan.json", NAMES, True)
+
+
+@pytest.mark.parametrize("like_demo", [True, False], ids=["the demo's settings", "others"])
+def test_a_local_run_says_how_far_it_is_and_how_long_the_demo_will_take(plan, monkeypatch, capsys, like_demo):
+    """On a machine of half the speed; nothing is known of other settings."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+
+    def stage(plan, path, name):
+        clock.now += 2 * local.DEMO_SECONDS[name]
+        finish(plan.run, name, plan.id)
+        return 0
+
+    config = resolve(read(SHIPPED / "practice.yaml")) if like_demo else complete({})
+    plan = Plan(replace(plan.frozen, config=asdict(config)), {}, plan.run)
+    finish(plan.run, "preflight", plan.id)
+    for name, fake in {"load": lambda path: plan, "_process": stage, "time": clock}.items():
+        monkeypatch.setattr(local, name, fake)
+    monkeypatch.setattr(local.manifest, "write", lambda plan, stages: None)
+    assert local.run(plan.run / "plan.json", NAMES, True) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["preflight: complete", "[2 of 7] baseline ..."]
+    for place, name in enumerate(NAMES[1:], 1):
+        took, left = (2 * sum(local.DEMO_SECONDS[one] for one in part) for part in ([name], NAMES[place + 1 :]))
+        about = f", about {progress.clock(left)} left" if like_demo and left else ""
+        assert f"{name}: done in {progress.clock(took)}{about}" in said
 
 
 @pytest.mark.parametrize("code, goes_on", [(errno.ENOSYS, True), (errno.EIO, False)])

@@ -203,6 +203,7 @@ def site(tmp_path, monkeypatch):
     values = yaml.safe_load((checkout / "determined_configs" / "site.yaml").read_text())
     if real:
         folder = Path(values["mount"]) / "german-tool-rl-tests" / tmp_path.name
+        shutil.rmtree(folder, ignore_errors=True)  # pytest's names begin anew with every --basetemp
         yield None, checkout, folder
         return
     double = pytest.importorskip("master_double", reason="the double of the master is not in tests/")

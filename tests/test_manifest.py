@@ -236,7 +236,7 @@ GONE = {
     "logs/grpo.log": "byproducts",
     "grpo/claim.json": "the claim of stage grpo is missing",
     "driver.json": r"manifest\.json: predicate",
-    "manifest.json": "the manifest is missing",
+    "manifest.json": r"the manifest \(driver run writes it\) is missing",
     "plan.json": "the plan is missing",
 }
 

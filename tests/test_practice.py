@@ -1,10 +1,11 @@
-"""The practice checkpoint: its tokenizer, what it is shown, and that making it repeats and refuses."""
+"""The practice checkpoint: its tokenizer, what it is shown, that making it repeats and refuses, and the shipped one."""
 
 import json
 import random
 from dataclasses import asdict, replace
 
 import pytest
+from safetensors.torch import load_file
 
 from recipe.config import Tasks, read, resolve
 from recipe.errors import Refused
@@ -14,8 +15,8 @@ from recipe.orders import FAMILY, tasks
 from recipe.orders.scripts import careful
 from recipe.policy import checkpoint
 from recipe.policy.chat import Chat
+from recipe.practice import SHIPPED, demonstrations
 from recipe.practice import checkpoint as practice
-from recipe.practice import demonstrations
 from recipe.practice.checkpoint import MARKS, SPECIAL, Training, practise
 from recipe.practice.demonstrations import perform
 from recipe.rollout import agent_chat
@@ -28,7 +29,7 @@ SLIPS = [probe.script for probe in FAMILY.probes if probe.slip is not None]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return practice.small_tokenizer(RULES, 0)
+    return practice.small_tokenizer(RULES, Training().seed)
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +142,17 @@ def test_sums_are_answered_rightly():
         assert item.answer == (a + b if "+" in item.thought else a - b) >= 0
 
 
+def marked_files(folder) -> dict[str, str]:
+    """Digests of a checkpoint's files, its mark apart."""
+    return {name: sha for name, sha in tree_digests(folder / "checkpoint").items() if name != "practice.json"}
+
+
 def test_the_made_folder_is_whole(made, spoken):
     mark = json.loads((made / "checkpoint" / "practice.json").read_text())
     model = checkpoint.load_model(made / "checkpoint", "float32", "cpu")
-    assert mark["practice"] is True and mark["steps"] == TINY.steps and mark["seed"] == TINY.seed
+    assert mark["practice"] is True and mark["training"] == asdict(TINY)
     assert mark["parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert mark["files"] == marked_files(made) and {"model.safetensors", "tokenizer.json"} <= mark["files"].keys()
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
     saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"), FAMILY)
     (task,) = demonstrations.fresh_tasks(FAMILY, 0, 1)
@@ -160,10 +167,36 @@ def test_the_made_folder_is_whole(made, spoken):
 def test_training_repeats_to_the_byte(made, tmp_path):
     practise(tmp_path / "again", TINY)
     assert tree_digests(tmp_path / "again") == tree_digests(made)
-    practise(tmp_path / "other", replace(TINY, seed=1))
+    practise(tmp_path / "other", replace(TINY, seed=TINY.seed + 1))
     assert tree_digests(tmp_path / "other")["checkpoint/model.safetensors"] != tree_digests(made)[
         "checkpoint/model.safetensors"
     ]
+
+
+def test_the_shipped_checkpoint_is_what_its_mark_says():
+    mark = json.loads((SHIPPED / "checkpoint" / "practice.json").read_text())
+    weights = load_file(SHIPPED / "checkpoint" / "model.safetensors")
+    assert mark["files"] == marked_files(SHIPPED)
+    assert mark["parameters"] == sum(weight.numel() for weight in weights.values())
+    assert mark["training"] == asdict(Training()), "other defaults: make practice, and ship what it makes"
+    recorded = load_retention(SHIPPED / "retention-baseline")
+    assert recorded.checkpoint == checkpoint.identity(SHIPPED / "checkpoint")["digest"]
+
+
+def test_the_shipped_folder_is_what_would_be_made_around_its_weights_today(tokenizer):
+    saved = checkpoint.load_tokenizer(SHIPPED / "checkpoint")
+    assert saved.chat_template == tokenizer.chat_template and saved.eos_token == tokenizer.eos_token
+    # Through one version of the library: another may write the same tokenizer in other bytes.
+    shipped, made_today = (json.loads(one.backend_tokenizer.to_str()) for one in (saved, tokenizer))
+    assert shipped == made_today
+    assert (SHIPPED / "practice.yaml").read_text() == practice.overrides(Training())
+    recorded = load_retention(SHIPPED / "retention-baseline")
+    shown = demonstrations.sums(Training().seed + 1, practice.QUESTIONS)
+    assert [(item.question, item.answer) for item in recorded.items] == [(s.question, str(s.answer)) for s in shown]
+
+
+def test_the_shipped_folder_is_small():
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 5_000_000
 
 
 def test_the_default_is_well_under_two_million_parameters(tokenizer):

@@ -19,7 +19,10 @@ from recipe.files import write_bytes
 from recipe.run.entrypoint import guarded
 
 FOLDER = Path(__file__).resolve().parents[1] / "determined_configs"
-_LINE = re.compile(r"^(?P<head>\s*(?:- )?(?:\w+: |\w+=))(?P<value>\S+)(?P<tail>\s+# site: (?P<key>\w+))$", re.MULTILINE)
+# A key's value, a variable's, or a flag's in the command that a head names.
+_LINE = re.compile(
+    r"^(?P<head>\s*(?:- )?(?:\w+: |\w+=)|# .* --\w+ )(?P<value>\S+)(?P<tail>(?: .*)?\s+# site: (?P<key>\w+))$", re.MULTILINE
+)
 
 
 def rewritten(text: str, values: dict[str, str], where: str) -> str:

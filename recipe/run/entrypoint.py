@@ -12,6 +12,7 @@ Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written).
 """
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -90,6 +91,17 @@ def guarded(work: Callable[[], int | None]) -> int:
         return _told(f"refused: {refusal}", 2)
     except CheckFailed as failure:
         return _told(f"check failed: {failure}", 1)
+    except OSError as error:
+        # A process beside the main one must end the trial, which its traceback does.
+        if not _is_full(error) or not processes.is_main():
+            raise
+        return _told(f"check failed: no space left for {error.filename or 'a file'} ({error}); free some and go on", 1)
+
+
+def _is_full(error: OSError) -> bool:
+    """Whether a disk or a quota is used up; ``shutil.copytree`` says so in its text alone."""
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    return error.errno in numbers or error.errno is None and any(f"[Errno {number}]" in str(error) for number in numbers)
 
 
 def report(to: Runtime | Stage, found: dict) -> None:

@@ -8,6 +8,7 @@ is in ``RUN/driver.json`` before and after each submission, so that the next cal
 import errno
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,12 @@ from tools.driver.remote import ENDED, Master, View
 CONFIGURATIONS = ROOT / "determined_configs"
 SETTLING = 20.0  # seconds in which a submission of a driver that was killed may still appear on the master
 LATE = 60.0  # seconds after which a file written on another node is visible here, whatever the file system caches
-LOG_LINES = 25
+LOG_READ, LOG_LINES, LOG_WIDTH = 200, 25, 200  # lines looked through for a reason, lines shown, characters of one
+TRACED = re.compile(r"\|\| +\++ ")  # a command of the startup hook, as its shell traces it
+# What a stage says last, what the launcher says of a process, how a traceback ends.
+REASONS = re.compile(
+    r"\|\| +((?:refused|check failed|startup hook): .*|ERROR: \[\d+\] determined: .*|[\w.]+(?:Error|Exception|Fault)(?:: .*)?$)"
+)
 
 
 def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: str, store: bool = False) -> dict:
@@ -190,7 +196,14 @@ class Chain:
         number = attempt.experiment
         self._say(f"{name}: experiment {number}, {self._master.page(number)}")
         self._master.annotate(number, self._notes(name))
-        self._judge(name, attempt, self._follow(name, number))
+        ended_before = known and self._master.look(number).state in ENDED
+        try:
+            self._judge(name, attempt, self._follow(name, number))
+        except CheckFailed as failure:
+            if not (self._again and ended_before):
+                raise
+            self._say(f"{failure}: now")  # it failed while no driver looked, and --resume was said since
+            self._stage(name)
 
     def _attempt(self, name: str) -> tuple[Attempt | None, bool]:
         """The submission in hand, and whether an earlier call wrote it down; None where the disk says all."""
@@ -275,10 +288,13 @@ class Chain:
             self._master.annotate(number, self._notes(name))
             self._say(f"{name}: complete{_outcome(load_result(run / name), attempt.ended)}")
             return
+        lines = self._master.last_lines(number, LOG_READ) if view.state != "DELETED" else []
+        if view.state == "ERROR" and on_disk(run, name) != "failed" and (reason := _reason(lines)):
+            problem += f": {reason}"
         attempt.failure = problem
         self._save()
-        for line in self._master.last_lines(number, LOG_LINES) if view.state != "DELETED" else ():
-            self._say(f"  | {line}")
+        for line in [line for line in lines if not TRACED.search(line)][-LOG_LINES:]:
+            self._say(f"  | {line if len(line) <= LOG_WIDTH else line[:LOG_WIDTH] + '…'}")
         self._say(f"{name}: see {self._master.page(number)}")
         raise CheckFailed(f"stage {name}: {problem}; once it is mended, go on with --resume")
 
@@ -319,6 +335,12 @@ class Chain:
 
     def _save(self) -> None:
         self._state.save(self._plan.run)
+
+
+def _reason(lines: Sequence[str]) -> str | None:
+    """Why a trial ended, in the last line of its log that gives a reason."""
+    found = [match[1].strip() for line in lines if (match := REASONS.search(line))]
+    return found[-1][:LOG_WIDTH] if found else None
 
 
 def _reading(view: View) -> str:

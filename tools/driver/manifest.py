@@ -283,7 +283,7 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     Raises:
         Refused, CheckFailed: names what does not hold.
     """
-    document = read_json(run / NAME, "the manifest")
+    document = read_json(run / NAME, "the manifest (driver run writes it)")
     recorded = parse(Statement, document, NAME)
     if recorded.predicate.recipe_layout != LAYOUT:
         raise Refused(f"{run / NAME} has layout {recorded.predicate.recipe_layout}, this package reads {LAYOUT}")

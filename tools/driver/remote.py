@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,8 +150,11 @@ class Master:
             raise Refused(f"stage {configuration['name']} cannot be submitted: {_first_line(error)}") from None
 
     def annotate(self, experiment: int, text: str) -> None:
-        """Replace the notes of an experiment, which its page shows as Markdown."""
-        self._asked(lambda: self._client.get_experiment(experiment).set_notes(text))
+        """Replace the notes of an experiment, which its page shows as Markdown; one that was deleted has no page."""
+        from determined.common.api import errors
+
+        with suppress(errors.NotFoundException):
+            self._asked(lambda: self._client.get_experiment(experiment).set_notes(text))
 
     def look(self, experiment: int) -> View:
         """State ``DELETED`` also says that the master does not know the experiment."""
