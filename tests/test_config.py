@@ -6,8 +6,10 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from recipe.config import Sampling, build, complete, deviations, read, resolve
+from recipe.config import complete, deviations, read, resolve
 from recipe.errors import Refused
+from recipe.policy import Sampling
+from recipe.settings import build
 
 
 def test_defaults_are_those_that_were_asked_for():

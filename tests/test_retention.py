@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from recipe import retention
-from recipe.config import Config, Retention, Sampling
+from recipe.config import Config, Retention
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm import baseline
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Item, Protocol
-from recipe.policy import checkpoint
+from recipe.policy import Sampling, checkpoint
 from recipe.policy.chat import Chat
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines

@@ -35,14 +35,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from recipe.config import PRECISIONS, Sampling, build, decoder_choice, or_zero
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, sync_folder, write_json, write_lines
 from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write_value
-from recipe.policy import checkpoint
+from recipe.policy import PRECISIONS, Sampling, checkpoint, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines
+from recipe.settings import build, or_zero
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
@@ -151,7 +151,8 @@ def evaluate(
     Raises:
         Refused: a prompt that does not fit the model's positions, or a template that is not Qwen3's.
     """
-    from recipe.policy.decoding import RandomStream, Request, make_decoder, one_turn
+    from recipe.policy import make_decoder
+    from recipe.policy.decoding import RandomStream, Request, one_turn
 
     chat = Chat(tokenizer)
     chat.check(protocol.messages(items[0].question), "0")

@@ -1,4 +1,4 @@
-r"""Reading numbers: the gold answers of MGSM as English writes them, a policy's answers as German does.
+r"""Numbers as they are read: the gold answers of MGSM as English writes them, a policy's answers as German does.
 
 What a German answer means:
 

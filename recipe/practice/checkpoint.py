@@ -26,9 +26,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recipe.config import PRECISIONS, Rules, complete
+from recipe.config import Rules, complete
 from recipe.errors import Refused
 from recipe.files import sync_folder, tree_digests, write_bytes, write_json
+from recipe.policy import PRECISIONS
 from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat
 from recipe.practice import demonstrations
 from recipe.practice.demonstrations import Example

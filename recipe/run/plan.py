@@ -1,4 +1,4 @@
-"""What was frozen: everything that a number of this run rests on, by SHA-256, under one plan id.
+"""Plan of a run: everything that its numbers rest on, frozen by SHA-256 under one plan id.
 
 A run folder begins with two files::
 

@@ -1,4 +1,4 @@
-"""``python -m tools.driver``."""
+"""Command line, ``python -m tools.driver``."""
 
 import sys
 

@@ -202,7 +202,8 @@ class Chain:
         except CheckFailed as failure:
             if not (self._again and ended_before):
                 raise
-            self._say(f"{failure}: now")  # it failed while no driver looked, and --resume was said since
+            self._say(str(failure))
+            self._say(f"{name}: --resume was given since; submitting it again")
             self._stage(name)
 
     def _attempt(self, name: str) -> tuple[Attempt | None, bool]:

@@ -1,0 +1,54 @@
+"""Declaration and checks of settings: dataclass fields with a default each, built from plain values."""
+
+import math
+import types
+from dataclasses import Field, field, fields, is_dataclass
+from typing import get_args
+
+from recipe.errors import Refused
+
+
+def or_zero(default):
+    """A number that may be zero; all others are positive."""
+    return field(default=default, metadata={"zero": True})
+
+
+def one_of(*choices: str):
+    """A name out of ``choices``; the first is the default."""
+    return field(default=choices[0], metadata={"choices": choices})
+
+
+def build(owner: type, values: dict, prefix: str = ""):
+    """An instance of a configuration dataclass from plain values, each checked and named when refused."""
+    if not isinstance(values, dict):
+        raise Refused(f"configuration: {prefix.rstrip('.') or 'the file'} must be a mapping")
+    known = {entry.name: entry for entry in fields(owner)}
+    given = {}
+    for key, value in values.items():
+        if key not in known:
+            raise Refused(f"configuration: unknown key {prefix}{key}; known here: {', '.join(known)}")
+        name, entry = f"{prefix}{key}", known[key]
+        nested = is_dataclass(entry.type)
+        given[key] = build(entry.type, value, f"{name}.") if nested else _checked(name, entry, value)
+    return owner(**given)
+
+
+def _checked(name: str, entry: Field, value):
+    kinds = get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
+    if float in kinds and isinstance(value, str):  # YAML 1.1 reads 1e-5 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds:
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise Refused(f"configuration: {name} must be {wanted}, not {value!r}")
+    choices = entry.metadata.get("choices", (value,))
+    if value not in choices:
+        raise Refused(f"configuration: {name} must be one of {', '.join(choices)}, not {value!r}")
+    zero = value == 0 and "zero" in entry.metadata
+    if type(value) in (int, float) and not (0 < value < math.inf or zero):
+        raise Refused(f"configuration: {name} is out of range: {value!r}")
+    return value
