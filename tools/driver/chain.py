@@ -25,6 +25,7 @@ from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
 from recipe.stages import STAGES
+from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
 from tools.driver.remote import ENDED, Master, View
 
@@ -191,7 +192,7 @@ class Chain:
             self._say(f"{name}: complete, experiment {attempt.experiment}")
             return
         if attempt.experiment is None:
-            attempt.experiment = self._found(name, attempt, known) or self._submitted(name, attempt)
+            attempt.experiment = self._experiment(name, attempt, known)
             self._save()
         number = attempt.experiment
         self._say(f"{name}: experiment {number}, {self._master.page(number)}")
@@ -228,6 +229,20 @@ class Chain:
         self._save()
         return attempt, False
 
+    def _experiment(self, name: str, attempt: Attempt, known: bool) -> int:
+        """Found again or submitted; where the master's answer got lost, it is looked for before another is submitted."""
+        began = self._now()
+        while (number := self._found(name, attempt, known) or self._submitted(name, attempt)) is None:
+            if self._now() - began > PATIENCE:
+                raise Refused(
+                    f"{self._master.cluster.address} answers no submission of stage {name}; give the same command again "
+                    "later: it looks for the experiment before it submits one"
+                )
+            self._say(f"{name}: the answer to the submission got lost; looking for its experiment")
+            attempt.requested, known = self._now(), True
+            self._save()
+        return number
+
     def _search(self, name: str, attempt: Attempt) -> list[int]:
         """By label and plan; else by the claim on the folder, which also tells of one that was moved or relabelled."""
         found = self._master.find(self._project, name, str(self._plan_file), attempt.label)
@@ -251,7 +266,7 @@ class Chain:
         self._say(f"{name}: found experiment {found[0]} again")
         return found[0]
 
-    def _submitted(self, name: str, attempt: Attempt) -> int:
+    def _submitted(self, name: str, attempt: Attempt) -> int | None:
         if STAGES[name].resumable and on_disk(self._plan.run, name) == "unfinished":
             (self._plan.run / name / CLAIM).unlink(missing_ok=True)  # its experiment has ended: hand it on
         else:
