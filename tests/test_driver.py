@@ -1,26 +1,21 @@
 """The driver's cluster side: a state machine that is killed everywhere, and its command line."""
 
 import contextlib
-import errno
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
-from recipe import progress
-from recipe.config import complete, read, resolve
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
-from recipe.practice import SHIPPED
 from recipe.run.evidence import CLAIM
 from recipe.run.plan import Plan
 from runs import ROOT
-from tools.driver import chain, local, remote
+from tools.driver import chain, remote
 from tools.driver.commands import fetch, status
 from tools.driver.records import STATE, load_state
 
@@ -267,14 +262,6 @@ def test_a_changed_plan_and_another_cluster_are_refused(plan):
         driven(changed, world)
 
 
-def test_two_drivers_of_one_run_are_refused(plan):
-    with chain.alone(plan.run):
-        with pytest.raises(Refused, match="another driver"), chain.alone(plan.run):
-            pass
-    with chain.alone(plan.run):
-        pass
-
-
 @pytest.mark.parametrize(
     "stored, holds", [({"merge": ["m"], "grpo": ["g"]}, "merge/checkpoint"), ({"grpo": ["g"]}, "grpo/adapter")]
 )
@@ -300,49 +287,6 @@ def test_notes_and_labels_tell_the_story(plan):
     submitted = world.experiments[3].configuration
     assert submitted["labels"] == ["plan:aaaaaaaaaaaaaaaa/grpo", "plan:aaaaaaaaaaaaaaaa", "practice"]
     assert submitted["entrypoint"] == "python -m experiments.grpo" and str(plan.run) in submitted["description"]
-
-
-def test_a_run_of_the_cluster_is_not_continued_locally(plan, monkeypatch):
-    driven(plan, World()).run()
-    monkeypatch.setattr(local, "load", lambda path: plan)
-    with pytest.raises(Refused, match="runs on a cluster"):
-        local.run(plan.run / "plan.json", NAMES, True)
-
-
-@pytest.mark.parametrize("like_demo", [True, False], ids=["the demo's settings", "others"])
-def test_a_local_run_says_how_far_it_is_and_how_long_the_demo_will_take(plan, monkeypatch, capsys, like_demo):
-    """On a machine of half the speed; nothing is known of other settings."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-
-    def stage(plan, path, name):
-        clock.now += 2 * local.DEMO_SECONDS[name]
-        finish(plan.run, name, plan.id)
-        return 0
-
-    config = resolve(read(SHIPPED / "practice.yaml")) if like_demo else complete({})
-    plan = Plan(replace(plan.frozen, config=asdict(config)), {}, plan.run)
-    finish(plan.run, "preflight", plan.id)
-    for name, fake in {"load": lambda path: plan, "_process": stage, "time": clock}.items():
-        monkeypatch.setattr(local, name, fake)
-    monkeypatch.setattr(local.manifest, "write", lambda plan, stages: None)
-    assert local.run(plan.run / "plan.json", NAMES, True) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["preflight: complete", "[2 of 7] baseline ..."]
-    for place, name in enumerate(NAMES[1:], 1):
-        took, left = (2 * sum(local.DEMO_SECONDS[one] for one in part) for part in ([name], NAMES[place + 1 :]))
-        about = f", about {progress.clock(left)} left" if like_demo and left else ""
-        assert f"{name}: done in {progress.clock(took)}{about}" in said
-
-
-@pytest.mark.parametrize("code, goes_on", [(errno.ENOSYS, True), (errno.EIO, False)])
-def test_a_file_system_without_locks_is_said(plan, monkeypatch, capsys, code, goes_on):
-    def refuse(*_):
-        raise OSError(code, "no")
-
-    monkeypatch.setattr(chain.fcntl, "flock", refuse)
-    with contextlib.nullcontext() if goes_on else pytest.raises(OSError), chain.alone(plan.run):
-        pass
-    assert ("without locks" in capsys.readouterr().err) == goes_on
 
 
 # ---- the command line

@@ -17,12 +17,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
 from recipe.progress import on_terminal
 from recipe.run import cluster, processes, result
+from recipe.run.alone import alone
 from recipe.run.claim import claim, release
 from recipe.run.cluster import Runtime
 from recipe.run.plan import load
@@ -134,7 +136,7 @@ def _take_gpus(name: str, shared: bool) -> None:
 
 def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | None]) -> int:
     name = facts.name
-    with cluster.context(facts.resumable) as runtime:
+    with cluster.context(facts.resumable) as runtime, ExitStack() as held:
         plan_path = plan_path or runtime.hyperparameters.get("plan")
         if not plan_path:
             raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
@@ -147,7 +149,13 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
                 "for a number that divides them"
             )
         stage = Stage(name, plan, runtime)
-        if processes.main_rank(lambda: claim(stage.folder, runtime.owner, facts.resumable)):
+
+        def claimed() -> bool:
+            if runtime.owner is None:  # a trial is alone by the master's word
+                held.enter_context(alone(plan.run, name))
+            return claim(stage.folder, runtime.owner, facts.resumable)
+
+        if processes.main_rank(claimed):
             start = time.time()
             try:
                 done = run(stage)

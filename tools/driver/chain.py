@@ -5,14 +5,10 @@ its result and outputs on disk against how it ended; keep log, metrics and the m
 is in ``RUN/driver.json`` before and after each submission, so that the next call goes on in the middle.
 """
 
-import errno
-import fcntl
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -79,21 +75,6 @@ def on_disk(folder: Path, name: str) -> str:
 def owner(folder: Path) -> dict | None:
     """The trial that a stage's folder belongs to: ids of cluster, experiment and trial; None for a local one."""
     return read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
-
-
-@contextmanager
-def alone(run: Path) -> Iterator[None]:
-    """One driver a run; the lock goes with the process, however it ends."""
-    with open(run / ".driver.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(f"another driver is at work on {run}") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            print(f"{run} is on a file system without locks: start no second driver on it", file=sys.stderr)
-        yield
 
 
 class Chain:

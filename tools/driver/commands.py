@@ -13,6 +13,7 @@ it was killed: it finds the running experiment again and submits none twice. A s
 
 import argparse
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,6 +24,7 @@ import yaml
 from recipe import config
 from recipe.errors import Refused
 from recipe.files import tree_digests
+from recipe.run.alone import alone
 from recipe.run.entrypoint import guarded
 from recipe.run.plan import Plan, load, prepare
 from recipe.run.result import completed, shown
@@ -37,10 +39,10 @@ def run(given: argparse.Namespace) -> int:
     if given.dry_run:
         return _dry_run(given)
     plan_file = given.plan.resolve() if given.plan else _prepared(given)
-    if given.local:
-        return local.run(plan_file, NAMES, given.resume)
     plan = load(plan_file)
-    with chain.alone(plan.run):
+    with alone(plan.run, "driver"):
+        if given.local:
+            return local.run(plan, NAMES, given.resume)
         chain.Chain(plan, NAMES, remote.connect(say=_say), given.resume, given.register, _say, _progress).run()
         _say(f"manifest: {manifest.write(plan, NAMES)}")
     _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
@@ -205,7 +207,12 @@ def main() -> int:
             start.error("give either --plan, or --model, --retention-baseline and --output")
         if given.local and (given.register or given.dry_run):
             start.error("--register and --dry-run are for the cluster")
-        return guarded(lambda: run(given))
+        try:
+            return guarded(lambda: run(given))
+        except KeyboardInterrupt:
+            follows = "an experiment goes on by itself, and the same command follows it again"
+            print(f"stopped; {'go on with --resume' if given.local else follows}", file=sys.stderr)
+            return 128 + signal.SIGINT
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),
