@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +18,8 @@ from recipe.files import write_json
 from recipe.run.evidence import CLAIM
 from recipe.run.plan import Plan
 from runs import ROOT
-from tools.driver import chain, remote
+from tools import site as sites
+from tools.driver import chain, commands, remote
 from tools.driver.commands import fetch, status
 from tools.driver.records import STATE, load_state
 
@@ -262,21 +266,27 @@ def test_a_changed_plan_and_another_cluster_are_refused(plan):
         driven(changed, world)
 
 
-@pytest.mark.parametrize(
-    "stored, holds", [({"merge": ["m"], "grpo": ["g"]}, "merge/checkpoint"), ({"grpo": ["g"]}, "grpo/adapter")]
-)
-def test_what_is_registered_is_what_the_storage_has(plan, stored, holds):
-    world, said = World(stored=stored), []
+def test_the_merged_checkpoint_is_registered_once(plan):
+    world, said = World(stored={"merge": ["m"], "grpo": ["g"]}), []
     for _ in range(2):
         driven(plan, world, said, register="model").run()
-    assert [line for line in said if "registered" in line] == [f"registered: {holds} as model version 1"] * 2
-    assert len(world.models) == 1
+    assert [line for line in said if "registered" in line] == ["registered: merge/checkpoint as model version 1"] * 2
+    assert world.models == [("model", "m")]
     asked = [entry.name for entry in world.experiments.values() if entry.configuration["hyperparameters"].get("store")]
     assert asked == ["merge"]
 
 
+@pytest.mark.parametrize("stages", [NAMES[:4], NAMES], ids=["merged", "finished"])
+def test_a_run_that_merged_without_register_is_refused_at_once(plan, stages):
+    world, said = World(stored={"grpo": ["g"]}), []
+    driven(plan, world, stages=stages).run()
+    with pytest.raises(Refused, match="merged checkpoint of .* is not in the cluster's storage.* without --register"):
+        driven(plan, world, said, register="model").run()
+    assert submissions(world) == list(stages) and not said and not world.models
+
+
 def test_nothing_stored_is_nothing_to_register(plan):
-    with pytest.raises(Refused, match="nothing to register"):
+    with pytest.raises(Refused, match="left no checkpoint in the cluster's storage"):
         driven(plan, World(), register="model").run()
 
 
@@ -336,6 +346,74 @@ def test_a_dry_run_prints_what_would_be_submitted_and_asks_nobody(tmp_path):
     assert [document["name"] for document in documents] == list(NAMES)
     assert {document["hyperparameters"]["plan"] for document in documents} == {str(tmp_path / "o" / "plan.json")}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_mistyped_plan_is_refused(tmp_path):
+    done = driver("run", "--plan", tmp_path / "typo.json", "--dry-run")
+    assert done.returncode == 2 and f"the plan is missing: {tmp_path / 'typo.json'}" in done.stderr and not done.stdout
+
+
+# ---- before anything is frozen
+
+
+def wanted(monkeypatch, tmp_path, **more) -> tuple[Namespace, Path]:
+    """What a user gives to start a run on a site whose experiments see ``tmp_path`` alone, and its output."""
+    here = replace(sites.load(), mount=str(tmp_path))
+    monkeypatch.setattr(sites, "agreed", lambda: here)
+    for name in ("model", "baseline"):
+        (tmp_path / name).mkdir(parents=True)
+    paths = {"model": tmp_path / "model", "retention_baseline": tmp_path / "baseline", "output": tmp_path / "run"}
+    given = {"plan": None, "config": None, "local": False, "resume": False, "register": None, "dry_run": False}
+    return Namespace(**{**given, **paths, **more}), tmp_path / "run"
+
+
+@pytest.mark.parametrize("option", ["model", "retention_baseline", "output"])
+def test_a_path_that_no_experiment_sees_is_refused_before_anything_is_asked_or_frozen(monkeypatch, tmp_path, option):
+    given, output = wanted(monkeypatch, tmp_path, **{option: Path("/elsewhere")})
+    monkeypatch.setattr(remote, "connect", lambda **_: pytest.fail("asked"))
+    with pytest.raises(Refused, match=f"--{option.replace('_', '-')} /elsewhere is not below {tmp_path}, the one folder"):
+        commands.run(given)
+    assert not output.exists()
+
+
+def test_so_is_a_link_that_leads_out(monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to("/usr")
+    given, _ = wanted(monkeypatch, tmp_path, model=tmp_path / "link")
+    with pytest.raises(Refused, match="--model /usr is not below"):
+        commands.run(given)
+
+
+def test_a_plan_whose_checkpoint_no_experiment_sees_is_refused(monkeypatch, plan, tmp_path):
+    given, _ = wanted(monkeypatch, tmp_path, plan=plan.run / "plan.json")
+    monkeypatch.setattr(commands, "load", lambda path, **_: plan)  # its checkpoint is /m
+    with pytest.raises(Refused, match="its checkpoint /m is not below .* prepare a new plan"):
+        commands.run(given)
+
+
+def test_nothing_is_frozen_without_a_login_a_workspace_or_agreed_values(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise Refused("no")
+
+    monkeypatch.setattr(commands, "prepare", lambda *_: pytest.fail("frozen"))
+    for where, name in ((remote, "connect"), (Fake, "project"), (sites, "agreed")):
+        with monkeypatch.context() as patch:
+            given, output = wanted(patch, tmp_path / name)
+            patch.setattr(remote, "connect", lambda **_: Fake(World()))
+            patch.setattr(where, name, refuse)
+            with pytest.raises(Refused, match="no"):
+                commands.run(given)
+            assert not output.exists()
+
+
+def test_a_stale_configuration_is_refused_by_name(plan, monkeypatch, tmp_path):
+    folder = shutil.copytree(sites.FOLDER, tmp_path / "configs")
+    text = (folder / "merge.yaml").read_text()
+    (folder / "merge.yaml").write_text(text.replace("resource_pool: 42_Compute", "resource_pool: other"))
+    monkeypatch.setattr(sites.agreed, "__defaults__", (folder,))
+    world = World()
+    with pytest.raises(Refused, match="merge.yaml does not have the values of site.yaml"):
+        driven(plan, world).run()
+    assert not world.experiments
 
 
 def test_help_and_refusals_load_nothing_heavy():

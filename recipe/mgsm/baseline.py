@@ -247,7 +247,7 @@ def load(folder: Path) -> RetentionBaseline:
     """
     folder = Path(folder)
     path = folder / RUN
-    document = read_json(path, "the retention baseline")
+    document = read_json(path, "the retention baseline (experiments.retention_baseline records one)")
     if not isinstance(document, dict) or document.get("layout") != LAYOUT:
         found = document.get("layout") if isinstance(document, dict) else None
         raise Refused(f"{path} has layout {found!r}, this package reads layout {LAYOUT}; record the run again")

@@ -247,6 +247,10 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         _unchanged("package version of", Path(), frozen.versions, versions())
     if check_inputs:
         for what, tree in (("checkpoint file", frozen.checkpoint), ("retention evidence", frozen.retention_baseline)):
+            if not Path(tree.path).is_dir():
+                raise Refused(
+                    f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
+                )
             _unchanged(what, Path(tree.path), tree.files, tree_digests(Path(tree.path)))
     return plan
 

@@ -11,21 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import yaml
-
 from recipe.errors import CheckFailed, Refused
-from recipe.records import read_json
+from recipe.records import read_json, read_yaml
 from recipe.run.cluster import chart
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
 from recipe.stages import STAGES
+from tools import site
 from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
 from tools.driver.remote import ENDED, Master, View
 
-CONFIGURATIONS = ROOT / "determined_configs"
 SETTLING = 20.0  # seconds in which a submission of a driver that was killed may still appear on the master
 LATE = 60.0  # seconds after which a file written on another node is visible here, whatever the file system caches
 LOG_READ, LOG_LINES, LOG_WIDTH = 200, 25, 200  # lines looked through for a reason, lines shown, characters of one
@@ -41,7 +39,7 @@ def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: st
 
     ``store`` asks the merge stage to put its checkpoint into the cluster's storage as well, for the model registry.
     """
-    shipped = yaml.safe_load((CONFIGURATIONS / f"{name}.yaml").read_text())
+    shipped = read_yaml(site.FOLDER / f"{name}.yaml", "a stage's configuration")
     given = {"plan": str(plan_file), **({"store": True} if store and name == "merge" else {})}
     return {
         **shipped,
@@ -124,9 +122,11 @@ class Chain:
         Raises:
             Refused, CheckFailed: at the first stage that cannot be started or that failed.
         """
-        site = yaml.safe_load((CONFIGURATIONS / "site.yaml").read_text())
-        self._workspace = site["workspace"]
-        self._project = self._master.project(self._workspace, site["project"])
+        here = site.agreed()
+        self._workspace = here.workspace
+        self._project = self._master.project(here.workspace, here.project)
+        if self._model is not None:
+            self._can_register()
         for name in self._stages:
             self._stage(name)
         if self._model is None:
@@ -137,9 +137,25 @@ class Chain:
         done = self._state.registered
         self._say(f"registered: {done.holds} as {done.model} version {done.version}")
 
+    def _can_register(self) -> None:
+        """A merge stage that has ended without storing its checkpoint will not do so any more."""
+        attempts = self._state.attempts.get("merge")
+        if self._state.registered is None and attempts and attempts[-1].ended and self._merged() is None:
+            raise Refused(
+                f"the merged checkpoint of {self._plan.run} is not in the cluster's storage, which the model registry "
+                "needs: its stage was submitted without --register; give --register from the start of a new run"
+            )
+
+    def _merged(self) -> str | None:
+        """Uuid of the merged checkpoint in the cluster's storage."""
+        attempts = self._state.attempts.get("merge")
+        stored = attempts[-1].ended.checkpoints if attempts and attempts[-1].ended else []
+        return next((one.uuid for one in reversed(stored) if self._master.stored(one.uuid) is not None), None)
+
     def _register(self, model: str) -> Registered:
-        """A version for what the merge stage stored; if nothing, for the adapter."""
+        """A version for what the merge stage stored."""
         results = {name: completed(self._plan, name) for name in ("grpo", "merge", "report")}
+        holds = "merge/checkpoint"
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
@@ -147,16 +163,14 @@ class Chain:
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
             "adapter": results["grpo"].ancestry["adapter"],
             "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
-            "folder": str(self._plan.run / "merge" / "checkpoint"),
+            "folder": str(self._plan.run / holds),
+            "holds": holds,
         }
-        for name, holds in (("merge", "merge/checkpoint"), ("grpo", "grpo/adapter")):
-            attempts = self._state.attempts.get(name)
-            for checkpoint in reversed(attempts[-1].ended.checkpoints if attempts else []):
-                if self._master.stored(checkpoint.uuid) is not None:
-                    metadata = {**metadata, "holds": holds}
-                    text = f"{holds} of {self._plan.kind} plan {self._plan.id[:16]}"
-                    return self._master.register(model, checkpoint.uuid, holds, self._workspace, text, metadata)
-        raise Refused("no stage of this run left a checkpoint in the cluster's storage; there is nothing to register")
+        uuid = self._merged()
+        if uuid is None:
+            raise Refused(f"stage merge of {self._plan.run} left no checkpoint in the cluster's storage to register")
+        text = f"{holds} of {self._plan.kind} plan {self._plan.id[:16]}"
+        return self._master.register(model, uuid, holds, self._workspace, text, metadata)
 
     # ---- one stage
 

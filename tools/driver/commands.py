@@ -30,6 +30,7 @@ from recipe.run.plan import Plan, load, prepare
 from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
+from tools import site
 from tools.driver import chain, local, manifest, remote
 from tools.driver.records import STATE, load_state
 
@@ -38,15 +39,45 @@ def run(given: argparse.Namespace) -> int:
     """All stages in order."""
     if given.dry_run:
         return _dry_run(given)
-    plan_file = given.plan.resolve() if given.plan else _prepared(given)
-    plan = load(plan_file)
-    with alone(plan.run, "driver"):
-        if given.local:
+    if given.local:
+        plan = load(_plan_file(given))
+        with alone(plan.run, "driver"):
             return local.run(plan, NAMES, given.resume)
-        chain.Chain(plan, NAMES, remote.connect(say=_say), given.resume, given.register, _say, _progress).run()
+    master = _place(given)  # before anything is frozen
+    plan = load(_plan_file(given))
+    with alone(plan.run, "driver"):
+        chain.Chain(plan, NAMES, master, given.resume, given.register, _say, _progress).run()
         _say(f"manifest: {manifest.write(plan, NAMES)}")
     _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
+
+
+def _place(given: argparse.Namespace) -> remote.Master:
+    """The master of this site, once it is sure that the stages could start there.
+
+    Raises:
+        Refused: values of the site that do not agree, no login, no such workspace, or a path that no experiment would see.
+    """
+    here, then = site.agreed(), ""
+    if given.plan:
+        then = " and prepare a new plan"
+        plan = load(given.plan, check_inputs=False)
+        paths = {"the run": plan.run, "its checkpoint": plan.checkpoint, "its retention baseline": plan.retention_baseline}
+    else:
+        paths = {"--output": given.output, "--model": given.model, "--retention-baseline": given.retention_baseline}
+    for what, path in paths.items():
+        if not path.resolve().is_relative_to(here.mount):
+            raise Refused(
+                f"{what} {path.resolve()} is not below {here.mount}, the one folder that experiments see (mount in "
+                f"site.yaml); put it there{then}"
+            )
+    master = remote.connect(say=_say)
+    master.project(here.workspace, here.project)
+    return master
+
+
+def _plan_file(given: argparse.Namespace) -> Path:
+    return given.plan.resolve() if given.plan else _prepared(given)
 
 
 def _prepared(given: argparse.Namespace) -> Path:
@@ -70,8 +101,9 @@ def _prepared(given: argparse.Namespace) -> Path:
 
 def _dry_run(given: argparse.Namespace) -> int:
     """Print every configuration as it would be submitted. Asks no master and writes nothing."""
+    site.agreed()
     plan_file = given.plan.resolve() if given.plan else given.output.resolve() / "plan.json"
-    plan = load(plan_file) if plan_file.exists() else None
+    plan = load(plan_file) if given.plan or plan_file.exists() else None
     identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
     for name in NAMES:
         label, store = chain.label_of(identity, name, 1), given.register is not None
@@ -183,7 +215,7 @@ def main() -> int:
     start.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
     start.add_argument("--local", action="store_true", help="on this machine, one process a stage")
     start.add_argument("--resume", action="store_true", help="repeat what failed; with --local: go on")
-    start.add_argument("--register", metavar="NAME", help="put the outcome into the model registry")
+    start.add_argument("--register", metavar="NAME", help="put the merged checkpoint into the model registry")
     start.add_argument("--dry-run", action="store_true", help="print the configurations, submit nothing")
     for name, text in (
         ("status", "a table of the stages"),

@@ -59,6 +59,7 @@ def run(plan: Plan, stages: Sequence[str], resume: bool) -> int:
             return 128 + ended.stopped
         if ended.code:
             print(f"{name}: failed with exit code {ended.code}; its log is {log}", file=sys.stderr)
+            print(f"once that is mended, go on with: {_again(plan)}", file=sys.stderr)
             return ended.code if ended.code > 0 else 128 - ended.code
         if not (plan.run / name / RESULT).exists():
             print(f"{name}: paused; go on with: {_again(plan)}")
