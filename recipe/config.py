@@ -9,7 +9,7 @@ from pathlib import Path
 from recipe.errors import Refused
 from recipe.policy import PRECISIONS, Sampling, decoder_choice
 from recipe.records import read_yaml
-from recipe.settings import build, one_of, or_zero
+from recipe.settings import build, differences, one_of, or_zero
 from recipe.task import FAMILIES, family
 from recipe.task.family import Family
 
@@ -162,12 +162,4 @@ def complete(values: dict) -> Config:
 
 def deviations(config: Config) -> dict[str, object]:
     """Settings that differ from the defaults of its family, as ``{"grpo.steps": 8}``."""
-    default = _flat(asdict(complete({"task": config.task})))
-    return {key: value for key, value in _flat(asdict(config)).items() if value != default[key]}
-
-
-def _flat(values: dict, prefix: str = "") -> dict[str, object]:
-    flat = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return differences(asdict(config), asdict(complete({"task": config.task})))

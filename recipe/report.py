@@ -118,6 +118,11 @@ def summarise(plan: Plan, results: dict[str, Result]) -> dict:
         "training": results["grpo"].metrics,
         "merge": results["merge"].metrics,
         "retention": results["retention"].metrics,
+        "precision": {
+            "training": plan.config.precision,
+            "evaluation": plan.config.evaluation.precision,
+            "retention_baseline": plan.recorded.precision,
+        },
         "gates": gates,
         "limits": list(LIMITS),
         "provenance": {
@@ -236,6 +241,9 @@ def markdown(summary: dict) -> str:
         f"({kept['gained']} gained, {kept['lost']} lost; at most {kept['margin']} fewer allowed). "
         f"Ambiguous outputs: {kept['ambiguous_before']} before, {kept['ambiguous_after']} after."
         + (" **Regression.**" if kept["regression"] else ""),
+        "",
+        f"Weights were loaded in {summary['precision']['retention_baseline']} when the retention baseline was recorded "
+        f"and in {summary['precision']['evaluation']} when the candidate was measured.",
         "",
         "## Gates",
         "",

@@ -52,3 +52,16 @@ def _checked(name: str, entry: Field, value):
     if type(value) in (int, float) and not (0 < value < math.inf or zero):
         raise Refused(f"configuration: {name} is out of range: {value!r}")
     return value
+
+
+def differences(values: dict, default: dict) -> dict[str, object]:
+    """Entries of nested ``values`` that differ from those of ``default``, by path: ``{"sampling.top_k": 5}``."""
+    default = _flat(default)
+    return {key: value for key, value in _flat(values).items() if value != default[key]}
+
+
+def _flat(values: dict, prefix: str = "") -> dict[str, object]:
+    flat = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

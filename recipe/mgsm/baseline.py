@@ -42,11 +42,11 @@ from recipe.policy import PRECISIONS, Sampling, checkpoint, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines
-from recipe.settings import build, or_zero
+from recipe.settings import build, differences, or_zero
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
-LIMIT = 64  # items of a retention baseline
+LIMIT = 64  # items of a retention baseline under the default protocol
 
 _FIELDS = {
     "layout", "checkpoint", "protocol", "chat", "precision", "items_sha256", "outputs_sha256", "counts", "digest",
@@ -109,6 +109,12 @@ def resolve_protocol(values: dict) -> Protocol:
     if protocol.question.count("{question}") != 1:
         raise Refused("configuration: protocol.question must hold {question} exactly once")
     return protocol
+
+
+def deviations(run: RetentionBaseline) -> dict[str, object]:
+    """What differs from the default protocol: its settings, and how many the items are where there are fewer."""
+    few = {"items": len(run.items)} if len(run.items) < LIMIT else {}
+    return few | differences(asdict(run.protocol), asdict(Protocol()))
 
 
 def items_from_tsv(path: Path, limit: int = LIMIT) -> list[Item]:

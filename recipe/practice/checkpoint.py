@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recipe.config import Rules, complete
+from recipe.config import Evaluation, Rules, complete
 from recipe.errors import Refused
 from recipe.files import sync_folder, tree_digests, write_bytes, write_json
 from recipe.policy import PRECISIONS
@@ -107,7 +107,7 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
             baseline.Protocol(
                 max_new_tokens=RETENTION_TOKENS, batch_size=QUESTIONS, decoder=decoder(training)
             ),
-            training.precision,
+            Evaluation().precision,
             QUESTIONS,
         )
         os.rename(temporary, output)
