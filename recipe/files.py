@@ -3,10 +3,14 @@
 import hashlib
 import json
 import os
+import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+
+from recipe.errors import Refused
 
 _CHUNK = 1 << 20
 
@@ -33,34 +37,102 @@ def file_digest(path: Path) -> str:
 @lru_cache(maxsize=100_000)
 def _digest(path: str, *_: int) -> str:
     sha = hashlib.sha256()
-    with open(path, "rb") as file:
+    with permitted(path), open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             sha.update(chunk)
     return sha.hexdigest()
 
 
 def tree_digests(root: Path) -> dict[str, str]:
-    """``{relative POSIX path: SHA-256}`` of every file below ``root``, hashed in processes."""
-    paths = sorted(path for path in Path(root).rglob("*") if path.is_file())
+    """``{relative POSIX path: SHA-256}`` of every file below ``root``.
+
+    Raises:
+        Refused: a file or folder that this user may not read.
+    """
+    paths = files_below(root)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL: one thread a core reads a checkpoint
         digests = list(pool.map(file_digest, paths))
     return {path.relative_to(root).as_posix(): sha for path, sha in zip(paths, digests)}
+
+
+def files_below(root: Path) -> list[Path]:
+    """Every file below ``root``, sorted. Folders that are links are not entered.
+
+    Raises:
+        Refused: a folder that this user may not read; :meth:`Path.rglob` would pass over it without a word.
+    """
+    found = []
+    with permitted(root):
+        for folder, _, names in os.walk(root, onerror=_raise):
+            found += [path for path in (Path(folder, name) for name in names) if path.is_file()]
+    return sorted(found)
+
+
+def _raise(error: OSError):
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # no such root: no files
+        raise error
+
+
+@contextmanager
+def permitted(path: Path) -> Iterator[None]:
+    """Turn a missing permission on ``path`` into one line that says whose it is."""
+    try:
+        yield
+    except PermissionError as error:
+        raise Refused(_denied(Path(error.filename or path))) from None
+
+
+def _denied(path: Path) -> str:
+    import pwd
+
+    def name(uid: int) -> str:
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return f"uid {uid}"
+
+    me = name(os.geteuid())
+    # What cannot even be looked at lies in a folder that may not be entered; that folder is what to open.
+    for place in (path, *path.parents):
+        try:
+            found = place.stat()
+        except PermissionError:
+            continue
+        except OSError:
+            break
+        inside = "" if place == path else f" within {place}"
+        mode = stat.S_IMODE(found.st_mode)
+        owner = name(found.st_uid)
+        return (
+            f"{path}: {me} has no permission{inside}, which is {owner}'s with mode {mode:04o}; {owner} can open it with: "
+            f"chmod -R u+rwX,go+rX {place}"
+        )
+    return f"{path}: {me} has no permission to use it"
+
+
+def follow_umask(root: Path) -> None:
+    """Give every file below ``root`` the mode that the user's umask asks for; safetensors 0.8 writes 0600."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for path in files_below(root):
+        path.chmod(0o666 & ~mask)
 
 
 @contextmanager
 def replacing(path: Path):
     """Yield a temporary path beside ``path``; on success it is synced and renamed into place."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with permitted(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

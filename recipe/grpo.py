@@ -31,7 +31,7 @@ from trl import GRPOConfig
 from recipe import evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
-from recipe.files import digest, tree_digests, write_json, write_lines
+from recipe.files import digest, follow_umask, tree_digests, write_json, write_lines
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.rollout import agent_chat
@@ -240,6 +240,7 @@ def adapter_digest(model) -> str:
 def save_adapter(model, folder: Path) -> None:
     """Write the adapter so that equal adapters are equal files: PEFT lists its target modules in hash order."""
     model.save_pretrained(folder)
+    follow_umask(folder)
     settings = read_json(folder / "adapter_config.json", "the adapter's configuration")
     write_json(folder / "adapter_config.json", {**settings, "target_modules": sorted(settings["target_modules"])})
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from recipe.errors import Refused
+from recipe.files import permitted
 
 DIGITS = 18  # of an integer: more than any count, id or time takes
 DEPTH = 64  # of nesting
@@ -31,7 +32,7 @@ def read(kind: Any, path: Path, what: str) -> Any:
 
 def read_json(path: Path, what: str) -> Any:
     """The plain value of a JSON file. Raises as :func:`read` does."""
-    return _strictly(content(path, what), f"{what} is not readable JSON: {path}")
+    return plain(content(path, what), f"{what} is not readable JSON: {path}")
 
 
 def read_lines(path: Path, what: str) -> list:
@@ -39,7 +40,7 @@ def read_lines(path: Path, what: str) -> list:
     # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
     lines = content(path, what).splitlines()
     why = f"{what} is not readable as JSON lines: {path}"
-    return [_strictly(line, f"{why}: line {number}") for number, line in enumerate(lines, 1)]
+    return [plain(line, f"{why}: line {number}") for number, line in enumerate(lines, 1)]
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -55,9 +56,10 @@ def read_yaml(path: Path, what: str) -> Any:
 def content(path: Path, what: str) -> bytes:
     """Bytes of a regular file; a pipe or a device would be waited for."""
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):
-            raise Refused(f"{what} is no file: {path}")
-        return Path(path).read_bytes()
+        with permitted(path):
+            if not stat.S_ISREG(Path(path).stat().st_mode):
+                raise Refused(f"{what} is no file: {path}")
+            return Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{what} is missing: {path}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -122,7 +124,8 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}…"
 
 
-def _strictly(content: bytes, why: str) -> Any:
+def plain(content: bytes, why: str) -> Any:
+    """The plain value of strict JSON; what is not is refused, as ``why`` says it."""
     try:
         return json.loads(
             content.decode(), object_pairs_hook=_unique, parse_constant=_no, parse_int=_integer, parse_float=_finite

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from recipe.config import Evaluation, Rules, complete
 from recipe.errors import Refused
-from recipe.files import sync_folder, tree_digests, write_bytes, write_json
+from recipe.files import follow_umask, sync_folder, tree_digests, write_bytes, write_json
 from recipe.policy import PRECISIONS
 from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat
 from recipe.practice import demonstrations
@@ -304,6 +304,7 @@ def save(folder: Path, model, tokenizer, training: Training, loss: float) -> Non
         "files": tree_digests(folder),
     }
     write_json(folder / "practice.json", mark)
+    follow_umask(folder)
 
 
 def decoder(training: Training) -> str:

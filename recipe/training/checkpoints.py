@@ -15,7 +15,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import tree_digests, write_json
+from recipe.files import follow_umask, tree_digests, write_json
 from recipe.records import read_json
 from recipe.run import processes
 from recipe.run.evidence import STEPS, VALIDATION
@@ -44,6 +44,7 @@ class Saver(TrainerCallback):
         if not processes.is_main():
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        follow_umask(folder)
         write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
         for older in Path(args.output_dir).glob("checkpoint-*.json"):
             if older != _seal(folder):
