@@ -4,10 +4,15 @@ It is written in float32. The base's weights lie on BF16's grid; an update of a 
 smaller than half that grid's spacing for most weights, so that a BF16 sum would round back to the base. The stage
 reports how much of the update BF16 would lose (``bf16_update_error``).
 
+Everything but the weights is the base's own: its tokenizer, its templates, its generation settings byte by byte, and its
+config.json with the type of the weights changed and, where transformers 5 wrote it, the rotary embedding said once more
+as older readers look for it. What a trainer leaves beside a model (optimizers, its checkpoints) stays behind.
+
 The check reads the written checkpoint back and compares its next-token distributions with those of base + adapter
 on frozen inputs (baseline rollouts), in float32.
 """
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,8 +20,8 @@ import torch
 from peft import PeftModel
 
 from recipe.errors import CheckFailed
-from recipe.files import digest, file_digest, tree_digests
-from recipe.policy import checkpoint
+from recipe.files import digest, file_digest, follow_umask, tree_digests, write_bytes
+from recipe.policy import checkpoint, configuration
 from recipe.records import read_lines
 from recipe.run.evidence import ROLLOUTS
 from recipe.run.result import Done
@@ -71,25 +76,23 @@ def frozen_inputs(path: Path) -> list[list[int]]:
 
 
 def write(base: Path, adapter: Path, target: Path) -> None:
-    """Write the merged checkpoint to ``target``, all files but the weights taken over from the base as they are."""
+    """Write the merged checkpoint to ``target``."""
+    settings = configuration.merged(configuration.document(base), base / configuration.CONFIG)
     model = PeftModel.from_pretrained(checkpoint.load_model(base, "float32", "cpu"), adapter).merge_and_unload()
     temporary = target.with_name("checkpoint.partial")
     model.save_pretrained(temporary)
-    for name in carried_files(base):
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+    (temporary / "generation_config.json").unlink(missing_ok=True)  # the loaded model's, which is empty
+    for name in checkpoint.carried(base):
+        (temporary / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(base / name, temporary / name)
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    write_bytes(temporary / configuration.CONFIG, text.encode())
+    follow_umask(temporary)
     temporary.rename(target)
 
 
-def carried_files(base: Path) -> list[str]:
-    """Files of a checkpoint that merging leaves alone: tokenizer, template, generation settings, notes."""
-    written = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
-    names = [path.relative_to(base).as_posix() for path in sorted(base.rglob("*")) if path.is_file()]
-    return [name for name in names if name not in written and not name.endswith((".safetensors", ".bin"))]
-
-
 def unchanged_files(base: Path, target: Path) -> bool:
-    return all(file_digest(base / name) == file_digest(target / name) for name in carried_files(base))
+    return all(file_digest(base / name) == file_digest(target / name) for name in checkpoint.carried(base))
 
 
 @torch.inference_mode()

@@ -4,11 +4,13 @@ import shutil
 from collections.abc import Callable, Iterator
 
 from recipe.errors import CheckFailed
+from recipe.policy import checkpoint, configuration, weights
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 
 GIB = 1 << 30
-COPIES = 4  # base in float32 for the merge check is the largest moment: 2 x the bfloat16 weights, twice
+FLOAT32 = 4  # bytes a number: merged weights are written in it, whatever the base's are
+COPIES = 2  # of the weights in float32: base + adapter beside the merged model, while merging is checked
 
 
 def check(stage: Stage) -> Done:
@@ -21,11 +23,12 @@ def check(stage: Stage) -> Done:
 
 
 def _disk(stage: Stage, found: dict) -> Iterator[str]:
-    weights = _weights(stage)
+    base = stage.plan.checkpoint
+    needed = _weights(stage) + sum((base / name).stat().st_size for name in checkpoint.carried(base)) + GIB
     free = shutil.disk_usage(stage.plan.run).free
     found["free_disk_gib"] = round(free / GIB, 1)
-    if free < 2 * weights + GIB:
-        yield f"{stage.plan.run} has {free / GIB:.1f} GiB free, the run needs {(2 * weights + GIB) / GIB:.1f}"
+    if free < needed:
+        yield f"{stage.plan.run} has {free / GIB:.1f} GiB free, the run needs {needed / GIB:.1f}"
 
 
 def _gpu(stage: Stage, found: dict) -> Iterator[str]:
@@ -57,8 +60,8 @@ def _gpu(stage: Stage, found: dict) -> Iterator[str]:
 
 
 def _weights(stage: Stage) -> int:
-    """Bytes of the checkpoint's weight files."""
-    return sum(path.stat().st_size for path in stage.plan.checkpoint.glob("*.safetensors"))
+    """Bytes of the checkpoint's weights in float32, whatever files they come in."""
+    return FLOAT32 * weights.parameters(configuration.load(stage.plan.checkpoint))
 
 
 PROBES: tuple[Callable[[Stage, dict], Iterator[str]], ...] = (_disk, _gpu)

@@ -1,6 +1,5 @@
 """Retention: items, the retention baseline and everything in it that must not be altered, and the comparison."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -658,49 +657,3 @@ def test_refuses_to_compare_different_or_repeated_items():
         retention.compare(outputs("ccc"), outputs("cc"), margin=3)
     with pytest.raises(Refused, match="twice"):
         retention.compare(outputs("cc"), [*outputs("cc"), *outputs("c")], margin=3)
-
-
-# Checkpoints
-
-
-def test_a_checkpoint_is_all_of_its_files(small_tokenizer, tmp_path):
-    folder = make_checkpoint(small_tokenizer, tmp_path / "checkpoint")
-    before = checkpoint.identity(folder)
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= before["files"].keys()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config))
-    after = checkpoint.identity(folder)
-    changed = {name for name in before["files"] if before["files"][name] != after["files"][name]}
-    assert changed == {"config.json"} and before["digest"] != after["digest"]
-
-
-@pytest.mark.parametrize("use", [checkpoint.identity, lambda path: checkpoint.load_model(path, "float32", "cpu")])
-@pytest.mark.parametrize(
-    ("files", "named"),
-    [
-        (None, "not a folder"),
-        ([], "no config.json"),
-        (["model.safetensors"], "no config.json"),
-        (["adapter_config.json", "adapter_model.safetensors"], "merge it first"),
-        (["config.json", "tokenizer.json"], "no weights"),
-    ],
-)
-def test_refuses_a_folder_that_is_no_checkpoint(tmp_path, use, files, named):
-    for name in files or []:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(Refused, match=named):
-        use(tmp_path / "none" if files is None else tmp_path)
-
-
-def test_refuses_a_checkpoint_without_a_tokenizer(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(Refused, match="no tokenizer"):
-        checkpoint.load_tokenizer(tmp_path)
-
-
-def test_loads_in_the_asked_precision_and_ready_to_measure(small_checkpoint):
-    import torch
-
-    model = checkpoint.load_model(small_checkpoint, "bfloat16", checkpoint.device())
-    assert model.dtype == torch.bfloat16
-    assert not model.training

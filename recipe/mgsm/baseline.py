@@ -38,7 +38,7 @@ from pathlib import Path
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, sync_folder, write_json, write_lines
 from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write_value
-from recipe.policy import PRECISIONS, Sampling, checkpoint, decoder_choice
+from recipe.policy import PRECISIONS, Sampling, checkpoint, configuration, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines
@@ -331,6 +331,10 @@ def record(
     items = items_from_tsv(questions, limit)
     identity = checkpoint.identity(model_path)
     tokenizer = checkpoint.load_tokenizer(model_path)
+    settings = configuration.load(model_path)
+    if protocol.decoder == "engine":
+        settings.check_engine("the protocol's decoder")
+    checkpoint.check_vocabulary(tokenizer, settings, model_path)
     model = checkpoint.load_model(model_path, precision, checkpoint.device())
     with Progress("retention baseline", len(items), "item") as progress:
         outputs = evaluate(model, tokenizer, items, protocol, progress.update)
