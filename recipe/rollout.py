@@ -5,12 +5,12 @@ observations, glue, masks, outcome, reward) follows. :class:`Rollout` is that de
 stream against it, the evaluations sample through it, and the replay repeats it from the recorded ids.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from recipe.config import Agent, Rules
-from recipe.policy.chat import Chat, Turn
+from recipe.policy.chat import Call, Chat, Turn, parse_turn
 from recipe.policy.decoding import Dialogue, RandomStream, Request
-from recipe.task.environment import Event, begin_turn, events, execute, tools
+from recipe.task.environment import MAX_ARGUMENT, Event, begin_turn, events, execute, tools
 from recipe.task.family import Family, Task
 from recipe.task.outcome import Outcome
 
@@ -118,6 +118,24 @@ def agent_chat(tokenizer, family: Family) -> Chat:
 
     environment = family.environment()
     return Chat(tokenizer, [get_json_schema(getattr(environment, name)) for name in tools(family.environment)])
+
+
+# Misused tools: arguments that are unknown, empty, unfinished, too large, too deep or too long.
+_MISUSE = ("?", "", "(", "9" * 99, "-" * 60 + "1", "?" * (MAX_ARGUMENT + 1))
+
+
+def observations(family: Family, task: Task) -> Iterator[str]:
+    """What the tools answer to the family's own scripts and to misuse, by which every sentence of theirs is heard."""
+    calls = [Call("", {}), Call("?", {})]
+    for name, parameter in tools(family.environment).items():
+        calls += [Call(name, {}), Call(name, {parameter: 1}), *(Call(name, {parameter: text}) for text in _MISUSE)]
+    for script in (family.careful, *(probe.script for probe in family.probes)):
+        for _, visible in script(task):
+            calls += parse_turn(visible, finished=True).calls
+    environment = family.environment()
+    environment.reset(task.record())
+    for call in calls:
+        yield execute(environment, call.name, call.arguments)
 
 
 def rollout_context(chat: Chat, agent: Agent, tasks: Iterable[Task]) -> int:

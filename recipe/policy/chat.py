@@ -14,13 +14,17 @@ for a given one before anything runs.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from recipe.errors import Refused
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
+
+_NUMERAL = re.compile("-?[0-9]+|-")
+_RANDOM = re.compile(r"\|\s*random\b")  # Jinja's filter
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,14 @@ def _call(block: str) -> Call:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
         return Call("", {})
     return Call(call["name"], call["arguments"])
+
+
+def _no_clock(*_, **__):
+    """What a template gets instead of the date: evidence is derived again on another day."""
+    raise Refused(
+        "the chat template prints the date (strftime_now) or filler, so that a prompt changes from day to day; write a "
+        "fixed text in its place"
+    )
 
 
 def _refuse_constant(name: str):
@@ -176,6 +188,8 @@ class Chat:
             raise Refused(f"the tokenizer ends turns with {tokenizer.eos_token!r}; Qwen3 uses '<|im_end|>'")
         if self.pad_id is None or self.pad_id == self.end_id:
             raise Refused("the tokenizer needs a pad token that is not its end token")
+        if self._draws():
+            raise Refused("the chat template draws at random; a prompt must be the same whenever it is rendered")
         prompt = self._render(messages, add_generation_prompt=True)
         for message in messages:
             if message["content"] not in prompt:
@@ -194,6 +208,29 @@ class Chat:
         if apart != whole:
             raise Refused("the tokenizer merges text across a turn's control tokens")
 
+    def check_observations(self, observations: Iterable[str]) -> None:
+        """Prove that no observation spells an added token, which it would be tokenised as.
+
+        Raises:
+            Refused: names the token.
+        """
+        added = [token for token in self.tokenizer.get_added_vocab() if token]
+        seen = set(observations)
+        for token in added:
+            shown = next((text for text in sorted(seen) if token in text), None)
+            if shown is None and _NUMERAL.fullmatch(token):
+                shown = "a calculated number"
+            if shown is not None:
+                raise Refused(
+                    f"the tokenizer's added token {token!r} is a part of what the tools answer ({shown[:60]}); remove it "
+                    "from the added tokens"
+                )
+
+    def _draws(self) -> bool:
+        templates = self.tokenizer.chat_template or ""
+        sources = templates.values() if isinstance(templates, dict) else [templates]
+        return any(_RANDOM.search(source) for source in sources)
+
     def _teaches_json_calls(self) -> bool:
         call = {"name": "probe", "arguments": {"text": "ä"}}
         spoken = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
@@ -210,6 +247,8 @@ class Chat:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 enable_thinking=True,
+                strftime_now=_no_clock,
+                lipsum=_no_clock,
             )
         except (ValueError, TemplateError) as error:  # ValueError: the tokenizer has no template
             raise Refused(f"the chat template cannot render a Qwen3 conversation: {error}") from None

@@ -19,7 +19,7 @@ from recipe.config import Config, complete, deviations
 from recipe.errors import Refused
 from recipe.files import canonical, digest, file_digest, tree_digests, write_json
 from recipe.mgsm import baseline
-from recipe.policy import checkpoint
+from recipe.policy import checkpoint, configuration
 from recipe.records import parse, read_json
 from recipe.run import repository
 from recipe.task.family import Family, Task
@@ -159,10 +159,13 @@ def prepare(
     output = Path(output).resolve()
     if output.exists() and not repeated:
         raise Refused(f"the run folder is used already: {output}; choose a new one")
-    model = Path(model).resolve()
+    model, recorded = Path(model).resolve(), Path(recorded).resolve()
+    for what, folder in (("checkpoint", model), ("retention baseline", recorded)):
+        if output.is_relative_to(folder):
+            raise Refused(f"the run folder {output} lies inside the {what} {folder}, whose digest it would change")
     identity = checkpoint.identity(model)
     practice = PRACTICE in identity["files"]
-    retention = baseline.load(Path(recorded).resolve())
+    retention = baseline.load(recorded)
     if retention.checkpoint != identity["digest"]:
         raise Refused(
             f"the retention baseline {retention.folder} was recorded for another checkpoint "
@@ -343,13 +346,20 @@ def versions() -> dict[str, str]:
 
 def _check_chat(model: Path, splits: dict[str, list[Task]], config: Config) -> None:
     """The raw-span contract on a real task of this plan, and room for every rollout, before anything runs."""
-    from recipe.rollout import agent_chat, rollout_context
+    from recipe.rollout import agent_chat, observations, rollout_context
 
+    settings = configuration.load(model)
+    if config.agent.decoder == "engine":
+        settings.check_engine("agent.decoder")
+    checkpoint.check_settings(model)
+    tokenizer = checkpoint.load_tokenizer(model)
+    checkpoint.check_vocabulary(tokenizer, settings, model)
     family, task = config.rules.family, splits["train"][0]
-    chat = agent_chat(checkpoint.load_tokenizer(model), family)
+    chat = agent_chat(tokenizer, family)
     chat.check(task.messages(), family.example(task))
+    chat.check_observations(text for entries in splits.values() for task in entries for text in observations(family, task))
     # Beyond the model's positions TRL cuts a rollout differently, and gives observations loss.
-    positions = read_json(model / "config.json", "the checkpoint's configuration").get("max_position_embeddings", 0)
+    positions = settings.max_position_embeddings
     context = rollout_context(chat, config.agent, (task for tasks_ in splits.values() for task in tasks_))
     if context > positions:
         raise Refused(
