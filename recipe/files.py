@@ -30,7 +30,8 @@ def digest(value) -> str:
 
 def file_digest(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes, read once a process as long as the file is the same."""
-    about = os.stat(path)
+    with permitted(path):
+        about = os.stat(path)
     return _digest(str(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
@@ -75,39 +76,37 @@ def _raise(error: OSError):
 
 @contextmanager
 def permitted(path: Path) -> Iterator[None]:
-    """Turn a missing permission on ``path`` into one line that says whose it is."""
+    """Turn a missing permission on ``path``, or on what the error names, into one line that says whose it is."""
     try:
         yield
     except PermissionError as error:
-        raise Refused(_denied(Path(error.filename or path))) from None
+        raise Refused(denied(Path(error.filename or path))) from None
 
 
-def _denied(path: Path) -> str:
-    import pwd
-
-    def name(uid: int) -> str:
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:
-            return f"uid {uid}"
-
-    me = name(os.geteuid())
-    # What cannot even be looked at lies in a folder that may not be entered; that folder is what to open.
+def denied(path: Path) -> str:
+    """Why this user may not read or write ``path``: who owns it, or the folder that may not be entered or written."""
+    me = _user(os.geteuid())
     for place in (path, *path.parents):
         try:
             found = place.stat()
-        except PermissionError:
+        except OSError:  # it is not there yet, or lies in a folder that may not be entered; that folder is what to open
             continue
-        except OSError:
-            break
-        inside = "" if place == path else f" within {place}"
-        mode = stat.S_IMODE(found.st_mode)
-        owner = name(found.st_uid)
-        return (
-            f"{path}: {me} has no permission{inside}, which is {owner}'s with mode {mode:04o}; {owner} can open it with: "
-            f"chmod -R u+rwX,go+rX {place}"
-        )
+        inside, owner, mode = "" if place == path else f" within {place}", _user(found.st_uid), stat.S_IMODE(found.st_mode)
+        if os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK, effective_ids=True):
+            remedy = f"choose a folder of your own, or have {owner} give write permission"
+        else:
+            remedy = f"{owner} can open it with: chmod -R u+rwX,go+rX {place}"
+        return f"{path}: {me} has no permission{inside}, which is {owner}'s with mode {mode:04o}; {remedy}"
     return f"{path}: {me} has no permission to use it"
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container often has no name for the user that it runs as
+        return f"uid {uid}"
 
 
 def follow_umask(root: Path) -> None:

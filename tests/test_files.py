@@ -3,10 +3,15 @@
 import hashlib
 import json
 import os
+import pwd
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.errors import Refused
-from recipe.files import canonical, digest, file_digest, replacing, tree_digests, write_bytes, write_json, write_lines
+from recipe.files import (
+    canonical,
+    digest,
+    file_digest,
+    follow_umask,
+    replacing,
+    tree_digests,
+    write_bytes,
+    write_json,
+    write_lines,
+)
 from recipe.records import read_json, read_lines
+from recipe.run.entrypoint import guarded
 
 _JSON = st.recursive(
     st.one_of(
@@ -215,3 +231,86 @@ def test_tree_follows_links_to_files_as_a_download_cache_makes_them(tmp_path):
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "model").symlink_to(tmp_path / "blobs" / "x")
     assert tree_digests(tmp_path / "snapshot") == {"model": hashlib.sha256(b"1").hexdigest()}
+
+
+# ---- permissions
+
+
+@pytest.fixture
+def theirs():
+    """A folder of the user who runs the tests that a stranger may enter."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def as_stranger():
+    """As somebody whom modes stop: root is not stopped by any."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+USES = {
+    "read_json": lambda path: read_json(path, "the plan"),
+    "digest of a file": file_digest,
+    "digest of a folder": lambda path: tree_digests(path.parent),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_file_that_may_not_be_read_is_named_with_its_owner(theirs, use):
+    path = theirs / "plan.json"
+    path.write_text("{}")
+    path.chmod(0)
+    with as_stranger(), pytest.raises(Refused) as refused:
+        USES[use](path)
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    assert re.fullmatch(rf"{path}: .* has no permission, which is {owner}'s with mode 0000; {owner} can .*", str(refused.value))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_folder_that_may_not_be_entered_is_named_with_its_owner(theirs, use):
+    inner = theirs / "inner"
+    write_bytes(inner / "plan.json", b"{}")
+    inner.chmod(0)
+    try:
+        with as_stranger(), pytest.raises(Refused, match=rf"{inner}.*with mode 0000; .* can open it with"):
+            USES[use](inner / "plan.json")
+    finally:
+        inner.chmod(0o700)
+
+
+def test_a_folder_that_may_not_be_written_is_named_with_its_owner(theirs):
+    theirs.chmod(0o555)
+    with as_stranger(), pytest.raises(Refused, match=rf"within {theirs}, which is .* with mode 0555; choose a folder"):
+        write_json(theirs / "run" / "plan.json", {})
+    theirs.chmod(0o755)
+
+
+def test_an_entrypoint_tells_it_in_one_line(theirs, capsys):
+    theirs.chmod(0o555)
+    with as_stranger():
+        assert guarded(lambda: (theirs / "grpo").mkdir()) == 1
+    theirs.chmod(0o755)
+    assert re.fullmatch(rf"check failed: {theirs}/grpo: .* within {theirs}, which is .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_modes_follow_the_umask(tmp_path, mask):
+    write_bytes(tmp_path / "a" / "model.safetensors", b"")
+    (tmp_path / "a" / "model.safetensors").chmod(0o600)
+    before = os.umask(mask)
+    try:
+        follow_umask(tmp_path)
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
+from recipe.files import denied
 from recipe.progress import on_terminal
 from recipe.run import cluster, processes, result
 from recipe.run.alone import alone
@@ -126,6 +127,8 @@ def _lack(error: Exception) -> str | None:
     if number not in _LACKS:
         return None
     place = getattr(error, "filename", None)
+    if isinstance(error, PermissionError) and place:
+        return denied(Path(place))
     return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({' '.join(str(error).split())[:200]})"
 
 
