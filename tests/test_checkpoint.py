@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from transformers import Qwen3Config
 
 from recipe import config
 from recipe.errors import Refused
@@ -18,28 +18,12 @@ from recipe.files import tree_digests
 from recipe.policy import checkpoint, configuration, weights
 from recipe.run import plan as plans
 from runs import ROOT
+from tiny import CONFIG, INDEX, WEIGHTS, settings, tensors, write
 
-WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4096\n".format("0" * 64)
 NORM, BIN = "model.layers.1.self_attn.q_norm.weight", "pytorch_model.bin"
 SHARD = "model-00002-of-00002.safetensors"
-
-
-def write(folder: Path, tokenizer, tied: bool = True, sharded: bool = False) -> Path:
-    """A random Qwen3 in BF16, of 11 thousand numbers."""
-    sizes = dict(
-        vocab_size=len(tokenizer) + 7, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, tie_word_embeddings=tied,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes))
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="12KB" if sharded else "1GB")
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +48,6 @@ def copied(made, tmp_path):
 # ---- ways to spoil one
 
 
-def tensors(change):
-    def spoil(folder: Path) -> None:
-        found = load_file(folder / WEIGHTS)
-        save_file(change(found), folder / WEIGHTS, {"format": "pt"})
-
-    return spoil
-
-
 def without(pattern: str):
     return tensors(lambda found: {name: value for name, value in found.items() if not re.search(pattern, name)})
 
@@ -82,14 +58,6 @@ def prefixed(prefix: str):
 
 def more(**values: torch.Tensor):
     return tensors(lambda found: {**found, **{name.replace("__", "."): value for name, value in values.items()}})
-
-
-def settings(**values):
-    def spoil(folder: Path) -> None:
-        document = json.loads((folder / CONFIG).read_text())
-        (folder / CONFIG).write_text(json.dumps({**document, **values}))
-
-    return spoil
 
 
 def content(name: str, text: str | bytes):
