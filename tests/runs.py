@@ -9,6 +9,9 @@ import yaml
 
 from recipe import config
 from recipe.config import Rules
+from recipe.files import digest, write_json
+from recipe.policy import checkpoint
+from recipe.records import read_json
 from recipe.run import plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,3 +46,11 @@ def prepared(practice: Path, output: Path) -> Path:
     """A plan of the small size for a practice checkpoint, frozen into ``output``."""
     plan.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(settings(practice)), output)
     return output
+
+
+def rebound(practice: Path) -> None:
+    """Have a practice checkpoint's retention baseline say that it was recorded for what the checkpoint is now."""
+    path = practice / "retention-baseline" / "retention.json"
+    document = {**read_json(path, "retention"), "checkpoint": checkpoint.identity(practice / "checkpoint")}
+    document.pop("digest")
+    write_json(path, {**document, "digest": digest(document)})

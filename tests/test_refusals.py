@@ -2,19 +2,23 @@
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from recipe import config, report
 from recipe.errors import CheckFailed, Refused
-from recipe.files import write_json, write_lines
+from recipe.files import tree_digests, write_json, write_lines
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
+from recipe.run import repository
 from recipe.run.result import outputs
-from runs import ROOT, prepared, settings, stage_process
+from runs import ROOT, prepared, rebound, settings, stage_process
 
 
 @pytest.fixture
@@ -162,6 +166,130 @@ def test_a_plan_whose_rollouts_exceed_the_models_positions_is_refused(practice, 
             practice / "checkpoint", practice / "retention-baseline", config.resolve(values), tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+
+
+# ---- what the inputs must not be, and where the run must not go
+
+
+@pytest.mark.parametrize("inside", ["checkpoint", "retention-baseline"])
+def test_a_run_inside_what_it_rests_on_is_refused(private, tmp_path, inside):
+    (tmp_path / "link").symlink_to(tmp_path / "practice" / inside)
+    before = tree_digests(tmp_path / "practice")
+    for output in (tmp_path / "practice" / inside / "runs" / "one", tmp_path / "link" / "one"):
+        with pytest.raises(Refused, match=f"lies inside the {inside.replace('-', ' ')} .*{inside}, whose digest"):
+            prepared(tmp_path / "practice", output)
+    assert tree_digests(tmp_path / "practice") == before
+
+
+def with_template(old: str, new: str):
+    def change(folder: Path) -> None:
+        path = folder / "chat_template.jinja"
+        template = path.read_text()
+        assert old in template
+        path.write_text(template.replace(old, new, 1))
+
+    return change
+
+
+def with_added_token(token: str):
+    def change(folder: Path) -> None:
+        document = json.loads((folder / "tokenizer.json").read_text())
+        new = {**document["added_tokens"][0], "id": 1033, "content": token, "special": False, "normalized": False}
+        document["added_tokens"].append(new)
+        (folder / "tokenizer.json").write_text(json.dumps(document))
+        settings = json.loads((folder / "config.json").read_text())
+        weights = load_file(folder / "model.safetensors")
+        embedding = weights["model.embed_tokens.weight"]
+        weights["model.embed_tokens.weight"] = torch.cat([embedding, embedding[:7]])
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 1040}))
+
+    return change
+
+
+def replaced(name: str, content: bytes):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def with_token_beyond(folder: Path) -> None:
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"].append({**document["added_tokens"][0], "id": 1033, "content": "<|new|>"})
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+
+
+def with_bom(name: str):
+    return lambda folder: (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+
+
+SYSTEM = "<|im_start|>system\\n"
+UNFIT = {
+    "a template with today's date": (with_template(SYSTEM, SYSTEM + "' + strftime_now('%d.%m.%Y') + '"), "prints the date"),
+    "a template that draws": (with_template("{%- if", "{%- set x = [1, 2] | random %}{%- if"), "draws at random"),
+    "a template with an error": (with_template("{%- if", "{%- if if"), "chat template cannot render"),
+    "an added token in a record": (with_added_token('"menge"'), "added token '\"menge\"' is a part of what the tools answer"),
+    "an added token in an error": (with_added_token("Fehler"), "added token 'Fehler' is a part of what the tools answer"),
+    "an added token in a rare error": (with_added_token("verschachtelt"), "added token 'verschachtelt' is a part"),
+    "an added digit": (with_added_token("7"), "added token '7' is a part"),
+    "an added number": (with_added_token("90210"), "added token '90210' is a part of .*a calculated number"),
+    "a tokenizer of another model": (with_token_beyond, "with id 1033, config.json a vocabulary of 1033"),
+    "a tokenizer that is a list": (replaced("tokenizer.json", b"[]"), "tokenizer in .* cannot be loaded"),
+    "a tokenizer cut off": (replaced("tokenizer.json", b'{"version": "1.0", "trunc'), "tokenizer in .* cannot be loaded"),
+    "a tokenizer's settings with a BOM": (with_bom("tokenizer_config.json"), "tokenizer in .* cannot be loaded"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_tokenizer_or_template_that_does_not_fit_is_one_line(practice, tmp_path, kind):
+    change, named = UNFIT[kind]
+    shutil.copytree(practice, tmp_path / "practice")
+    change(tmp_path / "practice" / "checkpoint")
+    rebound(tmp_path / "practice")
+    with pytest.raises(Refused, match=named) as refused:
+        prepared(tmp_path / "practice", tmp_path / "run")
+    assert "\n" not in str(refused.value) and not (tmp_path / "run").exists()
+
+
+def test_an_added_token_that_nothing_answers_is_accepted(practice, tmp_path):
+    shutil.copytree(practice, tmp_path / "practice")
+    with_added_token("<|vision|>")(tmp_path / "practice" / "checkpoint")
+    rebound(tmp_path / "practice")
+    assert (prepared(tmp_path / "practice", tmp_path / "run") / "plan.json").is_file()
+
+
+@pytest.fixture
+def committed(tmp_path) -> Path:
+    """A git checkout of this package's sources as they are now."""
+    folder = tmp_path / "checkout"
+    for name in plans.package_sources():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    (folder / "recipe" / "report.py").write_text("# read by people, frozen by none")
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", folder, *command], check=True)
+    return folder
+
+
+def test_sources_that_differ_or_were_deleted_since_the_commit_are_named(committed):
+    sources = plans.package_sources()
+    assert repository.state(committed, sources, plans.is_source)["uncommitted"] == []
+    changed = {**sources, "recipe/merge.py": "0" * 64}
+    assert repository.state(committed, changed, plans.is_source)["uncommitted"] == ["recipe/merge.py"]
+    changed.pop("recipe/grpo.py")
+    assert repository.state(committed, changed, plans.is_source)["uncommitted"] == ["recipe/grpo.py", "recipe/merge.py"]
+
+
+def test_a_plan_from_a_checkout_with_a_deleted_source_is_refused(practice, tmp_path, committed, monkeypatch):
+    shutil.copytree(practice, tmp_path / "practice")
+    (tmp_path / "practice" / "checkpoint" / "practice.json").unlink()
+    rebound(tmp_path / "practice")
+    sources = plans.package_sources()
+    sources.pop("recipe/merge.py")
+    monkeypatch.setattr(plans, "package_sources", lambda: sources)
+    given = (tmp_path / "practice" / "checkpoint", tmp_path / "practice" / "retention-baseline")
+    with pytest.raises(Refused, match="recipe/merge.py is in the last commit, but deleted here; commit that"):
+        plans.prepare(*given, config.resolve(settings(practice)), tmp_path / "run", committed)
 
 
 def changed(value):

@@ -190,6 +190,7 @@ class Chat:
             raise Refused("the tokenizer needs a pad token that is not its end token")
         if self._draws():
             raise Refused("the chat template draws at random; a prompt must be the same whenever it is rendered")
+        self.check_observations([observation])
         prompt = self._render(messages, add_generation_prompt=True)
         for message in messages:
             if message["content"] not in prompt:
@@ -214,16 +215,15 @@ class Chat:
         Raises:
             Refused: names the token.
         """
-        added = [token for token in self.tokenizer.get_added_vocab() if token]
-        seen = set(observations)
-        for token in added:
-            shown = next((text for text in sorted(seen) if token in text), None)
+        seen = sorted(set(observations))
+        for token in filter(None, self.tokenizer.get_added_vocab()):
+            shown = next((text for text in seen if token in text), None)
             if shown is None and _NUMERAL.fullmatch(token):
                 shown = "a calculated number"
             if shown is not None:
                 raise Refused(
-                    f"the tokenizer's added token {token!r} is a part of what the tools answer ({shown[:60]}); remove it "
-                    "from the added tokens"
+                    f"the tokenizer's added token {token!r} is a part of what the tools answer ({shown[:60]}), and would be "
+                    "read as that token; remove it from the added tokens"
                 )
 
     def _draws(self) -> bool:

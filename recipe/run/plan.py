@@ -27,6 +27,7 @@ from recipe.task.family import Family, Task
 LAYOUT = 2
 PLAN, TASKS = "plan.json", "tasks.json"
 OWN = ("experiments", "recipe", "tools", "tests")  # the importable folders of the checkout's root
+SOURCES = ("recipe", "experiments")  # those whose code can decide a number
 # What reads finished evidence, shows it, or makes practice checkpoints: changing it changes no number.
 READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
@@ -176,11 +177,13 @@ def prepare(
     splits = _generated(config)
     _check_chat(model, splits, config)
     sources = package_sources()
-    state = repository.state(Path(checkout).resolve(), sources)
+    state = repository.state(Path(checkout).resolve(), sources, is_source)
     if state["commit"] is None and not practice:
         raise Refused(f"no commit of {state['path']}: the plan records one; prepare from a git checkout, with git installed")
     if state["uncommitted"] and not practice:
-        raise Refused(f"{state['uncommitted'][0]} differs from the last commit; commit it, then prepare again")
+        path = state["uncommitted"][0]
+        how = "differs from the last commit" if path in sources else "is in the last commit, but deleted here"
+        raise Refused(f"{path} {how}; commit that, then prepare again")
 
     records = _records(splits)
     evidence = tree_digests(retention.folder)
@@ -306,9 +309,14 @@ def _unchanged(what: str, root: Path, frozen: dict[str, str], found: dict[str, s
 
 def package_sources() -> dict[str, str]:
     """Digests of the code that decides a number, by path below the repository root."""
-    paths = sorted(path for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
     names = {path.relative_to(ROOT).as_posix(): path for path in paths}
-    return {name: file_digest(path) for name, path in names.items() if not name.startswith(READERS)}
+    return {name: file_digest(path) for name, path in names.items() if is_source(name)}
+
+
+def is_source(name: str) -> bool:
+    """Whether a file of the checkout, by its path there, is code that decides a number."""
+    return name.endswith(".py") and name.partition("/")[0] in SOURCES and not name.startswith(READERS)
 
 
 def _nothing_in_the_way() -> None:

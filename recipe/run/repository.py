@@ -2,11 +2,12 @@
 
 import hashlib
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 
-def state(root: Path, sources: dict[str, str]) -> dict:
-    """``{path, commit, uncommitted}`` of the checkout; ``uncommitted`` lists sources unlike the commit's.
+def state(root: Path, sources: dict[str, str], is_source: Callable[[str], bool]) -> dict:
+    """``{path, commit, uncommitted}`` of the checkout; ``uncommitted`` lists sources unlike the commit's, deleted ones too.
 
     ``commit`` is None outside a git checkout; then every source counts as uncommitted.
     """
@@ -14,7 +15,9 @@ def state(root: Path, sources: dict[str, str]) -> dict:
     if commit is None:
         return {"path": str(root), "commit": None, "uncommitted": sorted(sources)}
     name = commit.decode().strip()
-    return {"path": str(root), "commit": name, "uncommitted": differing(root, name, sources)}
+    committed = (_git(root, "ls-tree", "-r", "-z", "--name-only", name) or b"").decode().split("\0")
+    deleted = {path for path in committed if is_source(path)} - sources.keys()
+    return {"path": str(root), "commit": name, "uncommitted": sorted({*differing(root, name, sources), *deleted})}
 
 
 def differing(root: Path, commit: str, sources: dict[str, str]) -> list[str]:
