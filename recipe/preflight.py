@@ -10,6 +10,7 @@ from recipe.run.stage import Stage
 
 GIB = 1 << 30
 FLOAT32 = 4  # bytes a number: merged weights are written in it, whatever the base's are
+ADAPTERS = 7  # of its size: the finished one, and the last two of training, each with the optimizer's two moments
 COPIES = 2  # of the weights in float32: base + adapter beside the merged model, while merging is checked
 
 
@@ -24,7 +25,9 @@ def check(stage: Stage) -> Done:
 
 def _disk(stage: Stage, found: dict) -> Iterator[str]:
     base = stage.plan.checkpoint
-    needed = _weights(stage) + sum((base / name).stat().st_size for name in checkpoint.carried(base)) + GIB
+    adapter = FLOAT32 * weights.adapter_parameters(configuration.load(base), stage.plan.config.grpo.lora_rank)
+    carried = sum((base / name).stat().st_size for name in checkpoint.carried(base))
+    needed = _weights(stage) + ADAPTERS * adapter + carried + GIB
     free = shutil.disk_usage(stage.plan.run).free
     found["free_disk_gib"] = round(free / GIB, 1)
     if free < needed:

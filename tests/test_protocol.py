@@ -5,6 +5,7 @@ first rollout ends the test.
 """
 
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from recipe.run.evidence import PROTOCOL
 from recipe.run.stage import Stage
 from recipe.training import protocol
 from recipe.verify import replay
+from runs import rebound
+from test_merge import HOSTILE
 from test_refusals import changed
 from test_trainer import site, training
 
@@ -311,6 +314,16 @@ def test_the_learning_rate_of_a_warm_up_reaches_the_optimizer(practice, tmp_path
     grpo.train(warmed)
     steps = [json.loads(path.read_text()) for path in sorted((warmed.folder / "steps").iterdir())]
     assert [step["metrics"]["learning_rate"] for step in steps] == [0.0, 0.0005, 0.001]
+
+
+def test_what_the_checkpoints_generation_config_asks_for_does_not_reach_training(practice, tmp_path, monkeypatch):
+    shutil.copytree(practice, tmp_path / "practice")
+    path = tmp_path / "practice" / "checkpoint" / "generation_config.json"
+    write_json(path, {**read_json(path, "settings"), **HOSTILE})
+    rebound(tmp_path / "practice")
+    ends_at_the_first_rollout(monkeypatch)
+    with pytest.raises(Accepted):
+        grpo.train(training(tmp_path / "practice", tmp_path / "run", grpo={"steps": 4, "validation_every": 0}))
 
 
 # ---- on resume and in the replay

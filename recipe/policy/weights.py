@@ -61,6 +61,11 @@ def parameters(model: Qwen3) -> int:
     return sum(map(math.prod, wanted(model).values()))
 
 
+def adapter_parameters(model: Qwen3, rank: int) -> int:
+    """How many numbers a LoRA adapter of every projection is."""
+    return rank * sum(sum(shape) for name, shape in wanted(model).items() if name.endswith("_proj.weight"))
+
+
 def files(folder: Path) -> list[Path]:
     """The weight files that are loaded from a checkpoint, as transformers chooses them.
 
