@@ -181,6 +181,9 @@ SPOILT = {
     "text for a size": ("tied", settings(hidden_size="16"), "hidden_size must be"),
     "two thetas": ("tied", settings(rope_theta=10000.0), "rope_theta is 10000.0 and 1000000.0.*two models"),
     "two scalings": ("tied", settings(rope_scaling={"rope_type": "linear", "factor": 2.0}), "rope_parameters and rope_scaling differ"),
+    "a scaling by text": ("tied", settings(rope_parameters={"rope_type": "linear", "factor": "2"}), "factor must be a positive"),
+    "attention of another package": ("tied", settings(_attn_implementation="flash_attention_2"), "_attn_implementation is"),
+    "results as tuples": ("tied", settings(return_dict=False), "return_dict is False"),
     "dropout": ("tied", settings(attention_dropout=0.1), "attention_dropout is 0.1"),
 }
 

@@ -111,6 +111,11 @@ def parse(found: dict, where: Path) -> Qwen3:
         refuse(f"rms_norm_eps must lie between 0 and 1, not {_short(found['rms_norm_eps'])}")
     if found.get("attention_dropout") not in (None, 0):
         refuse(f"attention_dropout is {_short(found['attention_dropout'])}, which would act while sampling; set it to 0")
+    if found.get("return_dict", True) is not True:
+        refuse(f"return_dict is {_short(found['return_dict'])}; the recipe reads a model's results by name; remove it")
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        if found.get(key) not in (None, "sdpa", "eager"):
+            refuse(f"{key} is {_short(found[key])}, which may not be installed or compute other numbers; remove it")
     for key in ("dtype", "torch_dtype"):
         if found.get(key) is not None and found[key] not in _TYPES:
             refuse(f"{key} must be one of {', '.join(_TYPES)}, not {_short(found[key])}")
@@ -166,6 +171,9 @@ def _rope(found: dict, refuse) -> dict:
             refuse(f"rope_theta must be a positive number, not {_short(value)}")
         if value != thetas[0]:
             refuse(f"rope_theta is {thetas[0]} and {value}: versions of transformers would read two models; keep one")
+    factor = rope.get("factor", 1.0)
+    if type(factor) not in (int, float) or factor <= 0:
+        refuse(f"the rotary embedding's factor must be a positive number, not {_short(factor)}")
     if rope["rope_type"] not in _ROPE:
         refuse(f"rope_type {_short(rope['rope_type'])} is unknown; known are {', '.join(_ROPE)}")
     if rope.get("partial_rotary_factor", found.get("partial_rotary_factor")) not in (None, 1):
