@@ -91,13 +91,13 @@ def denied(path: Path) -> str:
             found = place.stat()
         except OSError:  # it is not there yet, or lies in a folder that may not be entered; that folder is what to open
             continue
-        inside, owner, mode = "" if place == path else f" within {place}", _user(found.st_uid), stat.S_IMODE(found.st_mode)
+        owner, mode = _user(found.st_uid), stat.S_IMODE(found.st_mode)
         if os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK, effective_ids=True):
             remedy = f"choose a folder of your own, or have {owner} give write permission"
         else:
             remedy = f"{owner} can open it with: chmod -R u+rwX,go+rX {place}"
-        return f"{path}: {me} has no permission{inside}, which is {owner}'s with mode {mode:04o}; {remedy}"
-    return f"{path}: {me} has no permission to use it"
+        return f"no permission for {path}: {place} is {owner}'s with mode {mode:04o}, and this is {me}; {remedy}"
+    return f"no permission for {path}; this is {me}"
 
 
 def _user(uid: int) -> str:
