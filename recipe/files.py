@@ -1,5 +1,6 @@
 """Canonical JSON, digests and files that appear whole or not at all."""
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from recipe.errors import Refused
 
 _CHUNK = 1 << 20
+_NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # answers to syncing a folder
 
 
 def canonical(value) -> bytes:
@@ -135,10 +137,13 @@ def replacing(path: Path):
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable, where the file system knows of that (some network ones do not)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FOLDERS:
+            raise
     finally:
         os.close(handle)
 

@@ -1,5 +1,7 @@
 """Files appear whole or not at all; canonical JSON is one byte string for one value."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -7,6 +9,7 @@ import pwd
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -314,3 +317,18 @@ def test_modes_follow_the_umask(tmp_path, mask):
     finally:
         os.umask(before)
     assert (tmp_path / "a" / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(("number", "goes_on"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_that_syncs_no_folders_takes_files_all_the_same(tmp_path, monkeypatch, number, goes_on):
+    fsync = os.fsync
+
+    def of_files_alone(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    with contextlib.nullcontext() if goes_on else pytest.raises(OSError, match=os.strerror(number)):
+        write_json(tmp_path / "file", 1)
+    assert (tmp_path / "file").read_bytes() == b"1\n"

@@ -177,9 +177,7 @@ def prepare(
     splits = _generated(config)
     _check_chat(model, splits, config)
     sources = package_sources()
-    state = repository.state(Path(checkout).resolve(), sources, is_source)
-    if state["commit"] is None and not practice:
-        raise Refused(f"no commit of {state['path']}: the plan records one; prepare from a git checkout, with git installed")
+    state = repository.state(Path(checkout).resolve(), sources, is_source, required=not practice)
     if state["uncommitted"] and not practice:
         path = state["uncommitted"][0]
         how = "differs from the last commit" if path in sources else "is in the last commit, but deleted here"
