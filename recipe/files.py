@@ -131,6 +131,10 @@ def replacing(path: Path):
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        except OSError as error:
+            if error.errno is not None:
+                error.filename = error.filename or str(path)  # a write does not say which file it was for
+            raise
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)

@@ -133,10 +133,13 @@ def test_help_shows_an_example_and_loads_nothing_heavy(entry):
     assert f"python -m experiments.{entry} --" in done.stdout
 
 
-def test_a_stage_out_of_order_is_refused(practice, tmp_path):
+def test_a_stage_out_of_order_is_refused_and_leaves_the_right_order_possible(practice, tmp_path):
     folder = prepared(practice, tmp_path / "early")
-    done = stage_process("candidate", folder)
-    assert done.returncode == 2 and "run it first" in done.stderr and "Traceback" not in done.stderr
+    before = sorted(folder.iterdir())
+    for name in ("merge", "candidate", "retention", "report"):
+        done = stage_process(name, folder)
+        assert done.returncode == 2 and "run it first" in done.stderr and "Traceback" not in done.stderr
+        assert sorted(folder.iterdir()) == before
 
 
 def test_a_fresh_process_environment_does_not_matter(run, practice, tmp_path):

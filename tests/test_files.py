@@ -332,3 +332,10 @@ def test_a_file_system_that_syncs_no_folders_takes_files_all_the_same(tmp_path, 
     with contextlib.nullcontext() if goes_on else pytest.raises(OSError, match=os.strerror(number)):
         write_json(tmp_path / "file", 1)
     assert (tmp_path / "file").read_bytes() == b"1\n"
+
+
+def test_a_write_that_fails_names_its_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as full, replacing(tmp_path / "wanted"):
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"content")
+    assert full.value.filename == str(tmp_path / "wanted") and not list(tmp_path.iterdir())

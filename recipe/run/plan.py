@@ -254,7 +254,9 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     plan = Plan(frozen, splits, path.parent)
     if check_inputs if check_sources is None else check_sources:
         _nothing_in_the_way()
-        _unchanged("package source", ROOT, frozen.sources, package_sources())
+        state = frozen.repository
+        this = f"this is {ROOT}, the plan was frozen from {state.path} at commit {(state.commit or 'none')[:12]}: start that"
+        _unchanged("package source", ROOT, frozen.sources, package_sources(), f"{this}, or prepare a new plan")
         _unchanged("installed trainer module", Path("site-packages"), frozen.trainer, trainer_sources())
         _unchanged("package version of", Path(), frozen.versions, versions())
     if check_inputs:
@@ -298,11 +300,13 @@ def _records(splits: dict[str, list[Task]]) -> dict[str, list[dict]]:
     return {split: [task.record() for task in tasks] for split, tasks in splits.items()}
 
 
-def _unchanged(what: str, root: Path, frozen: dict[str, str], found: dict[str, str]) -> None:
+def _unchanged(
+    what: str, root: Path, frozen: dict[str, str], found: dict[str, str], mend: str = "prepare a new plan"
+) -> None:
     for name in sorted(frozen.keys() | found.keys()):
         if frozen.get(name) != found.get(name):
             state = "missing" if name not in found else "new" if name not in frozen else "changed"
-            raise Refused(f"{what} {root / name} is {state} since the plan was frozen; prepare a new plan")
+            raise Refused(f"{what} {root / name} is {state} since the plan was frozen; {mend}")
 
 
 def package_sources() -> dict[str, str]:
