@@ -249,6 +249,15 @@ def test_what_a_file_system_does_not_give_is_one_line_that_cancels_restarts(caps
         assert "/run/steps" in line or error is weights
 
 
+def test_so_is_a_checkpoint_that_torch_cannot_write(capsys):
+    """By a file's name it writes on its own, and knows of no number."""
+    import torch
+
+    assert entrypoint.guarded(lambda: torch.save({"weights": torch.zeros(100_000)}, "/dev/full")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("check failed: a file could not be written, as on a full disk (") and cancels(line)
+
+
 def test_other_faults_of_the_system_keep_their_traceback():
     def work():
         raise OSError(errno.EIO, "Input/output error", "/run/steps")

@@ -117,6 +117,7 @@ _LACKS = {
     errno.EPERM: "no permission",
 }
 _NUMBER = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")  # in the texts of shutil.copytree and of safetensors
+_UNWRITTEN = re.compile("iostream error|unexpected pos|PytorchStreamWriter failed")  # torch.save, which says no more
 
 
 def _lack(error: Exception) -> str | None:
@@ -124,12 +125,18 @@ def _lack(error: Exception) -> str | None:
     number, found = getattr(error, "errno", None), _NUMBER.search(str(error))
     if number is None and found:
         number = int(found[1] or found[2])
+    if isinstance(error, RuntimeError) and _UNWRITTEN.search(str(error)):
+        return f"a file could not be written, as on a full disk ({_short(error)})"
     if number not in _LACKS:
         return None
     place = getattr(error, "filename", None)
     if isinstance(error, PermissionError) and place:
         return denied(Path(place))
-    return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({' '.join(str(error).split())[:200]})"
+    return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({_short(error)})"
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def report(to: Runtime | Stage, found: dict) -> None:
