@@ -156,7 +156,7 @@ class Config:
 
 def read(path: Path | None) -> dict | None:
     """Overrides from a YAML file; None without one."""
-    return None if path is None else read_yaml(path, "the configuration")
+    return None if path is None else read_yaml(dict | None, path, "the configuration")
 
 
 def resolve(overrides: dict | None) -> Config:

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,10 @@ from hypothesis import strategies as st
 
 from recipe.errors import Refused
 from recipe.files import canonical, digest, file_digest, replacing, tree_digests, write_bytes, write_json, write_lines
-from recipe.records import read_json, read_lines
+from recipe.records import read_json
+from recipe.records import read_lines as read_records
+
+read_lines = partial(read_records, Any)
 
 _JSON = st.recursive(
     st.one_of(
@@ -151,7 +156,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
     path.write_bytes('"Grüße"'.encode())
     script = (
         "import sys; from recipe.records import read_json, read_lines; "
-        "print(ascii([read_json(sys.argv[1], ''), *read_lines(sys.argv[1], '')]))"
+        "print(ascii([read_json(sys.argv[1], ''), *read_lines(str, sys.argv[1], '')]))"
     )
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = subprocess.run(

@@ -1,6 +1,7 @@
 """The stream of a rollout: ids, mask and spans agree, bounds hold, and spans alone make the record."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from recipe.config import Rules
 from recipe.files import canonical
 from recipe.policy.decoding import Sampled
+from recipe.records import parse
 from recipe.rollout import Rollout, dialogue, replay
+from recipe.run.evidence import RolloutRecord
 from runs import rules
 
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
@@ -61,12 +64,13 @@ def test_gold_stream_is_turns_with_glue_between(chat, task):
 
 def test_record_says_all_of_it_as_plain_data(chat, task):
     rollout = replay(task, spoken(chat, LOOKUP, CALCULATE, ANSWER), chat, WIDE)
-    record = json.loads(canonical(rollout.record()))
-    assert record["task_id"] == task.task_id
-    assert record["prompt_ids"] + record["ids"] == rollout.prompt + rollout.ids
-    assert [event["tool"] for event in record["events"]] == ["lookup", "calculator"]
-    assert record["outcome"]["strict_success"] is True and record["reward"] == 1.0
-    assert [turn["finished"] for turn in record["turns"]] == [True] * 3
+    record = rollout.record()
+    assert parse(RolloutRecord, json.loads(canonical(asdict(record))), "it") == record
+    assert record.task_id == task.task_id
+    assert record.prompt_ids + record.ids == rollout.prompt + rollout.ids
+    assert [event.tool for event in record.events] == ["lookup", "calculator"]
+    assert record.outcome["strict_success"] is True and record.reward == 1.0
+    assert [turn.finished for turn in record.turns] == [True] * 3
 
 
 def test_observation_is_cut_where_the_budget_ends(chat, task):
@@ -159,9 +163,9 @@ def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
 
     rollout = hold(Rollout(task, chat, played), speak)
     assert_consistent(rollout, chat, played)
-    recorded = json.loads(canonical(rollout.record()))
+    recorded = json.loads(canonical(asdict(rollout.record())))
     again = replay(task, recorded["spans"], chat, played)
-    assert canonical(again.record()) == canonical(recorded)
+    assert canonical(asdict(again.record())) == canonical(recorded)
     assert again.open == rollout.open is False
 
 
@@ -171,7 +175,7 @@ def test_every_change_of_a_span_changes_the_stream(chat, task):
     for turn in range(3):
         changed = [list(span) for span in spans]
         changed[turn].insert(0, chat.encode("x")[0])
-        assert replay(task, changed, chat, WIDE).record()["ids"] != whole["ids"]
+        assert replay(task, changed, chat, WIDE).record().ids != whole.ids
 
 
 def hold(rollout, speak, stream=None) -> Rollout:

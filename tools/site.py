@@ -12,10 +12,9 @@ import re
 import sys
 from pathlib import Path
 
-import yaml
-
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_bytes
+from recipe.records import content, read_yaml
 from recipe.run.entrypoint import guarded
 
 FOLDER = Path(__file__).resolve().parents[1] / "determined_configs"
@@ -42,11 +41,11 @@ def rewritten(text: str, values: dict[str, str], where: str) -> str:
 
 def apply(folder: Path, check: bool) -> None:
     """Rewrite, or only compare, all configurations in ``folder``."""
-    values = yaml.safe_load((folder / "site.yaml").read_text())
+    values = read_yaml(dict[str, str], folder / "site.yaml", "the site's values")
     for path in sorted(folder.glob("*.yaml")):
         if path.name == "site.yaml":
             continue
-        text = path.read_text()
+        text = content(path, "a configuration").decode()
         wanted = rewritten(text, values, path.name)
         if wanted != text and check:
             raise CheckFailed(f"{path.name} does not have the values of site.yaml; run python -m tools.site")

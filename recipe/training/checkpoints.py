@@ -10,18 +10,27 @@ same tasks, same random state, same bytes (on a GPU as far as its kernels are de
 """
 
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests, write_json
-from recipe.records import read_json
+from recipe.records import read
 from recipe.run import processes
 from recipe.run.evidence import STEPS, VALIDATION
 from recipe.run.stage import Stage
 
 TRAINER = "trainer"  # folder of the trainer's own files
+
+
+@dataclass(frozen=True)
+class Seal:
+    """``checkpoint-N.json``: the SHA-256 of each file of ``checkpoint-N``."""
+
+    step: int
+    files: dict[str, str]
 
 
 class Saver(TrainerCallback):
@@ -44,7 +53,7 @@ class Saver(TrainerCallback):
         if not processes.is_main():
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
+        write_json(_seal(folder), asdict(Seal(state.global_step, tree_digests(folder))))
         for older in Path(args.output_dir).glob("checkpoint-*.json"):
             if older != _seal(folder):
                 _discard(older.with_suffix(""))
@@ -62,7 +71,7 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
     steps = sorted((int(seal.stem.removeprefix("checkpoint-")) for seal in folder.glob("checkpoint-*.json")))
     checkpoint, step = (folder / f"checkpoint-{steps[-1]}", steps[-1]) if steps else (None, 0)
     if checkpoint is not None:
-        sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
+        sealed = read(Seal, _seal(checkpoint), "a checkpoint's seal").files
         if sealed != tree_digests(checkpoint):
             raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
         saved_by = sum(name.startswith("rng_state") for name in sealed)

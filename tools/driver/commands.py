@@ -22,7 +22,8 @@ import yaml
 
 from recipe import config
 from recipe.errors import Refused
-from recipe.files import tree_digests
+from recipe.files import tree_digests, write_bytes
+from recipe.records import content
 from recipe.run.entrypoint import guarded
 from recipe.run.plan import Plan, load, prepare
 from recipe.run.result import completed, shown
@@ -32,28 +33,49 @@ from tools.driver import chain, local, manifest, remote
 from tools.driver.records import STATE, load_state
 
 
+class Screen:
+    """Where lines are shown; on a terminal a line of progress stands below them until the next line."""
+
+    def __init__(self):
+        self._open = False  # a line of progress stands there
+
+    def say(self, line: str) -> None:
+        if self._open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._open = False
+        print(line, flush=True)
+
+    def progress(self, line: str) -> None:
+        """Replace the line that stands there; a log gets none."""
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            self._open = True
+
+
 def run(given: argparse.Namespace) -> int:
     """All stages in order."""
     if given.dry_run:
         return _dry_run(given)
-    plan_file = given.plan.resolve() if given.plan else _prepared(given)
+    screen = Screen()
+    plan_file = given.plan.resolve() if given.plan else _prepared(given, screen)
     if given.local:
         return local.run(plan_file, NAMES, given.resume)
     plan = load(plan_file)
     with chain.alone(plan.run):
-        chain.Chain(plan, NAMES, remote.connect(say=_say), given.resume, given.register, _say, _progress).run()
-        _say(f"manifest: {manifest.write(plan, NAMES)}")
-    _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+        master = remote.connect(say=screen.say)
+        chain.Chain(plan, NAMES, master, given.resume, given.register, screen.say, screen.progress).run()
+        screen.say(f"manifest: {manifest.write(plan, NAMES)}")
+    screen.say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
 
 
-def _prepared(given: argparse.Namespace) -> Path:
+def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
     """The plan file in ``--output``, frozen now unless it is there already for the same inputs."""
     plan_file = given.output.resolve() / "plan.json"
     wanted = config.resolve(config.read(given.config))
     if not plan_file.exists():
         frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
-        _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
+        screen.say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
         return plan_file
     frozen = load(plan_file, check_inputs=False).frozen
     for option, found, now in (
@@ -132,7 +154,7 @@ def fetch(folder: Path, target: Path) -> None:
         if source.is_dir():
             shutil.copytree(source, partial / name)
         elif source.exists():
-            shutil.copyfile(source, partial / name)
+            write_bytes(partial / name, content(source, name))
     copied = load(partial / "plan.json", check_inputs=False)
     for name in NAMES:
         if (partial / name).exists():
@@ -147,25 +169,6 @@ def verify(folder: Path, replayed: bool) -> None:
     print(*lines, sep="\n", end="\n" if lines else "")
     whole = not any(line.startswith(manifest.UNCHECKED) for line in lines)
     print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
-
-
-_open_line = False  # a progress line stands on the terminal
-
-
-def _say(line: str) -> None:
-    global _open_line
-    if _open_line:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        _open_line = False
-    print(line, flush=True)
-
-
-def _progress(line: str) -> None:
-    """On a terminal the line that stands there is replaced; a log gets none."""
-    global _open_line
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        _open_line = True
 
 
 def main() -> int:
