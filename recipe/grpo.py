@@ -54,6 +54,7 @@ def train(stage: Stage) -> Done | None:
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
     chat = agent_chat(tokenizer, config.rules.family)
     resumed_from, step = processes.main_rank(lambda: checkpoints.latest(stage))
+    processes.main_rank(lambda: checkpoints.cut_back(stage, step))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
     trainer = AgenticGRPOTrainer(

@@ -19,7 +19,7 @@ from recipe.errors import Refused
 
 DIGITS = 18  # of an integer: more than any count, id or time takes
 DEPTH = 64  # of nesting
-YAML_SIZE = 1 << 20  # bytes: its reader takes a minute for a few megabytes, and a person writes no more
+YAML_SIZE = 1 << 16  # bytes: its reader takes seconds for a megabyte, and a person writes less
 BOM = b"\xef\xbb\xbf"
 _PLAIN_KEY = re.compile(r"[\w/.+-]{1,100}", re.ASCII)
 
@@ -38,7 +38,7 @@ def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None
         wanted, remedy = layout
         found = value.get("layout") if type(value) is dict else None
         if type(found) is not int or found != wanted:
-            raise Refused(f"{path} has layout {_short(found)}, this package reads layout {wanted}; {remedy}")
+            raise Refused(f"{path} has layout {short(found)}, this package reads layout {wanted}; {remedy}")
     return parse(kind, value, str(path))
 
 
@@ -104,14 +104,14 @@ def parse(kind: Any, value: Any, where: str, field: str = "") -> Any:
     if is_dataclass(origin):
         return _parse_dataclass(origin, value, where, field)
     if type(value) is not (list if origin is tuple else origin):
-        raise Refused(f"{_place(where, field)} must be {_name(kind)}, not {_short(value)}")
+        raise Refused(f"{_place(where, field)} must be {_name(kind)}, not {short(value)}")
     inner = get_args(kind)
     if origin in (list, tuple) and inner:
         if inner[0] not in (int, str) or not {*map(type, value)} <= {inner[0]}:  # token ids are by far the most
             value = [parse(inner[0], entry, where, f"{field}[{number}]") for number, entry in enumerate(value)]
         return origin(value)
     if origin is dict and inner:
-        return {key: parse(inner[1], entry, where, _below(field, key)) for key, entry in value.items()}
+        return {key: parse(inner[1], entry, where, below(field, key)) for key, entry in value.items()}
     return value
 
 
@@ -120,25 +120,25 @@ def _parse_union(kinds: tuple, value: Any, where: str, field: str) -> Any:
         origin = get_origin(kind) or kind
         if type(value) is origin or (is_dataclass(origin) and type(value) is dict):
             return parse(kind, value, where, field)
-    raise Refused(f"{_place(where, field)} must be {' or '.join(map(_name, kinds))}, not {_short(value)}")
+    raise Refused(f"{_place(where, field)} must be {' or '.join(map(_name, kinds))}, not {short(value)}")
 
 
 def _parse_dataclass(kind: type, value: Any, where: str, field: str) -> Any:
     if type(value) is not dict:
-        raise Refused(f"{_place(where, field)} must be a mapping, not {_short(value)}")
+        raise Refused(f"{_place(where, field)} must be a mapping, not {short(value)}")
     hints = _hints(kind)
     for key in sorted(hints.keys() ^ value.keys()):
-        raise Refused(f"{where}: key {_below(field, key)} is {'missing' if key in hints else 'unknown'}")
-    return kind(**{name: parse(hint, value[name], where, _below(field, name)) for name, hint in hints.items()})
+        raise Refused(f"{where}: key {below(field, key)} is {'missing' if key in hints else 'unknown'}")
+    return kind(**{name: parse(hint, value[name], where, below(field, name)) for name, hint in hints.items()})
 
 
 def _place(where: str, field: str) -> str:
     return f"{where}: {field}" if field else where
 
 
-def _below(field: str, key: str) -> str:
+def below(field: str, key: str) -> str:
     """A key's place; one that is not plain is shown as Python would, so that a line stays one."""
-    shown = key if _PLAIN_KEY.fullmatch(key) else _short(key)
+    shown = key if _PLAIN_KEY.fullmatch(key) else short(key)
     return f"{field}.{shown}" if field else shown
 
 
@@ -152,7 +152,8 @@ def _name(kind: Any) -> str:
     return "null" if kind is types.NoneType else getattr(get_origin(kind) or kind, "__name__", str(kind))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as Python writes it, on one line and no longer than 80 characters."""
     text = repr(value)
     return text if len(text) < 80 else f"{text[:77]}…"
 
@@ -187,7 +188,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {_below('', twice)} stands in it twice")
+        raise ValueError(f"key {below('', twice)} stands in it twice")
     return found
 
 
@@ -230,9 +231,9 @@ def _yaml_loader() -> type:
             seen: set[str] = set()
             for key in (self.construct_object(key, deep=True) for key, _ in node.value):
                 if not isinstance(key, str):
-                    raise yaml.YAMLError(f"the key {_short(key)} is no text")
+                    raise yaml.YAMLError(f"the key {short(key)} is no text")
                 if key in seen:
-                    raise yaml.YAMLError(f"key {_below('', key)} stands in it twice")
+                    raise yaml.YAMLError(f"key {below('', key)} stands in it twice")
                 seen.add(key)
             return super().construct_mapping(node, deep)
 

@@ -43,7 +43,7 @@ from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write
 from recipe.policy import checkpoint
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
-from recipe.records import content, read, read_lines
+from recipe.records import below, content, read, read_lines, short
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
@@ -253,7 +253,7 @@ def _check_outputs(
     if len(outputs) != len(items):
         raise CheckFailed(f"{where}: {len(outputs)} outputs for {len(items)} items")
     for number, (item, output) in enumerate(zip(items, outputs), 1):
-        name = f"{where}:{number} ({item.id})"
+        name = f"{where}:{number} ({below('', item.id)})"
         ids = output.ids
         cut_early = not output.finished and len(ids) < protocol.max_new_tokens
         if not 0 < len(ids) <= protocol.max_new_tokens or cut_early:
@@ -263,12 +263,7 @@ def _check_outputs(
         found = asdict(output)
         for key, value in asdict(_output(item, ids, turn(output))).items():
             if found[key] != value:
-                raise CheckFailed(f"{name}: field {key} is {_short(found[key])}, the record gives {_short(value)}")
-
-
-def _short(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+                raise CheckFailed(f"{name}: field {key} is {short(found[key])}, the record gives {short(value)}")
 
 
 def load(folder: Path) -> RetentionBaseline:
@@ -310,7 +305,7 @@ def _load_items(path: Path) -> list[Item]:
     items: dict[str, Item] = {}
     for number, item in enumerate(read_lines(Item, path, "the retention baseline's items"), 1):
         if not _VALUE.fullmatch(item.answer):
-            raise Refused(f"{path}:{number} ({item.id}): field answer is not plain decimal text: {item.answer[:40]!r}")
+            raise Refused(f"{path}:{number} ({below('', item.id)}): field answer is not plain decimal text: {item.answer[:40]!r}")
         if item.id in items:
             raise Refused(f"{path}:{number}: field id {item.id!r} is used twice")
         items[item.id] = item

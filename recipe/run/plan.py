@@ -8,6 +8,7 @@ A run folder begins with two files::
 Every stage loads the plan through :func:`load`, which refuses a changed input and names the file.
 """
 
+import os
 import random
 import sys
 from dataclasses import asdict, dataclass
@@ -215,7 +216,7 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     Raises:
         Refused: another layout version, an altered plan, or a changed input; names the file.
     """
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))  # Path.resolve raises where links go round
     frozen = read(Frozen, path, "the plan", (LAYOUT, "prepare a new plan"))
     document = asdict(frozen)
     if frozen.plan_id != digest({key: value for key, value in document.items() if key != "plan_id"}):

@@ -61,33 +61,38 @@ class Saver(TrainerCallback):
 
 
 def latest(stage: Stage) -> tuple[Path | None, int]:
-    """The newest whole checkpoint and its step, ``(None, 0)`` without one; later evidence is removed.
+    """The newest whole checkpoint and its step, ``(None, 0)`` without one.
 
     Raises:
         CheckFailed: a checkpoint whose files are not those that were written.
         Refused: one of another number of processes, which has other random states.
     """
     folder = stage.folder / TRAINER
-    steps = sorted((int(seal.stem.removeprefix("checkpoint-")) for seal in folder.glob("checkpoint-*.json")))
-    checkpoint, step = (folder / f"checkpoint-{steps[-1]}", steps[-1]) if steps else (None, 0)
-    if checkpoint is not None:
-        sealed = read(Seal, _seal(checkpoint), "a checkpoint's seal").files
-        if sealed != tree_digests(checkpoint):
-            raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
-        saved_by = sum(name.startswith("rng_state") for name in sealed)
-        if saved_by != processes.size():
-            raise Refused(
-                f"{checkpoint} was saved by {saved_by} processes (slots) and this is {processes.size()}; go on with "
-                f"{saved_by}, or prepare a new run"
-            )
-    for other in folder.glob("checkpoint-*"):
-        if other.is_dir() and other != checkpoint:
+    step = max((_number(seal) for seal in folder.glob("checkpoint-*.json")), default=0)
+    if not step:
+        return None, 0
+    checkpoint = folder / f"checkpoint-{step}"
+    sealed = read(Seal, _seal(checkpoint), "a checkpoint's seal").files
+    if sealed != tree_digests(checkpoint):
+        raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
+    saved_by = sum(name.startswith("rng_state") for name in sealed)
+    if saved_by != processes.size():
+        raise Refused(
+            f"{checkpoint} was saved by {saved_by} processes (slots) and this is {processes.size()}; go on with "
+            f"{saved_by}, or prepare a new run"
+        )
+    return checkpoint, step
+
+
+def cut_back(stage: Stage, step: int) -> None:
+    """Remove what is later than ``step``, which training goes on from, and every other checkpoint."""
+    for other in (stage.folder / TRAINER).glob("checkpoint-*"):
+        if other.is_dir() and _number(other) != step:
             _discard(other)
     for kind in (STEPS, VALIDATION):
         for path in (stage.folder / kind).glob("step-*"):
-            if int(path.stem.removeprefix("step-")) > step:
+            if _number(path) > step:
                 path.unlink()
-    return checkpoint, step
 
 
 def discard_all(stage: Stage) -> None:
@@ -100,6 +105,14 @@ def discard_all(stage: Stage) -> None:
 def _discard(checkpoint: Path) -> None:
     _seal(checkpoint).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
+
+
+def _number(path: Path) -> int:
+    """The step in a name like ``checkpoint-8`` or ``step-0008.json``."""
+    number = path.stem.partition("-")[2]
+    if not (number.isascii() and number.isdigit()):
+        raise Refused(f"{path} is none of the stage's own files; move it away")
+    return int(number)
 
 
 def _seal(checkpoint: Path) -> Path:

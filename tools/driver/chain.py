@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
-from recipe.records import read_yaml
+from recipe.records import parse, read_yaml
 from recipe.run.claim import holder
 from recipe.run.cluster import chart
 from recipe.run.evidence import CLAIM, RESULT
@@ -43,13 +43,15 @@ def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: st
 
     ``store`` asks the merge stage to put its checkpoint into the cluster's storage as well, for the model registry.
     """
-    shipped = read_yaml(dict, CONFIGURATIONS / f"{name}.yaml", f"the configuration of stage {name}")
+    path = CONFIGURATIONS / f"{name}.yaml"
+    shipped = read_yaml(dict, path, f"the configuration of stage {name}")
+    hyperparameters = parse(dict, shipped.get("hyperparameters"), str(path), "hyperparameters")
     given = {"plan": str(plan_file), **({"store": True} if store and name == "merge" else {})}
     return {
         **shipped,
         "description": f"{kind} plan {plan_id[:16]}, run {plan_file.parent}",
         "labels": [label, label.split("/")[0], kind],
-        "hyperparameters": {**shipped["hyperparameters"], **given},
+        "hyperparameters": {**hyperparameters, **given},
     }
 
 

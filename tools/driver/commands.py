@@ -152,7 +152,9 @@ def fetch(folder: Path, target: Path) -> None:
     for name in names:
         source = plan.run / name
         if source.is_dir():
-            shutil.copytree(source, partial / name)
+            for path in tree_digests(source):  # files alone: a pipe or a link to nothing is no evidence
+                (partial / name / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / path, partial / name / path)
         elif source.exists():
             write_bytes(partial / name, content(source, name))
     copied = load(partial / "plan.json", check_inputs=False)

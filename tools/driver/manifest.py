@@ -20,7 +20,7 @@ from recipe import report
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, tree_digests, write_json
 from recipe.policy.checkpoint import identity
-from recipe.records import read
+from recipe.records import read, short
 from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan, load, package_sources
@@ -335,8 +335,7 @@ def differences(recorded, found, where: str) -> Iterator[str]:
 
 
 def _short(value) -> str:
-    text = "absent" if value is _ABSENT else repr(value)
-    return text if len(text) < 80 else f"{text[:77]}…"
+    return "absent" if value is _ABSENT else short(value)
 
 
 def _on_cluster(recorded: Statement, state: State | None, ask: Callable[[str], Master]) -> Iterator[str]:
