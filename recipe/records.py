@@ -136,9 +136,9 @@ def _place(where: str, field: str) -> str:
     return f"{where}: {field}" if field else where
 
 
-def below(field: str, key: str) -> str:
+def below(field: str, key: Any) -> str:
     """A key's place; one that is not plain is shown as Python would, so that a line stays one."""
-    shown = key if _PLAIN_KEY.fullmatch(key) else short(key)
+    shown = key if isinstance(key, str) and _PLAIN_KEY.fullmatch(key) else short(key)
     return f"{field}.{shown}" if field else shown
 
 

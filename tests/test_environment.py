@@ -155,14 +155,14 @@ def test_any_call_is_answered_within_bounds(task, calls):
     raise_fault(environment)
 
 
-def test_no_observation_spells_a_control_token_of_qwen3(qwen_tokenizer, qwen_chat, task):
+def test_no_observation_spells_a_control_token_of_qwen3(trained_tokenizer, trained_chat, task):
     environment = OrderEnvironment()
     environment.reset(task=task.record())
-    for token in qwen_tokenizer.get_added_vocab():
+    for token in trained_tokenizer.get_added_vocab():
         for name, arguments in [(token, {}), ("lookup", {"record_id": token}), ("calculator", {"expression": token})]:
             observation = execute(environment, name, arguments)
-            assert not any(control in observation for control in qwen_tokenizer.get_added_vocab())
-            qwen_chat.observe([observation])
+            assert not any(control in observation for control in trained_tokenizer.get_added_vocab())
+            trained_chat.observe([observation])
 
 
 def _break(environment, monkeypatch):

@@ -206,13 +206,13 @@ def test_a_decoder_that_overruns_its_budget_is_noticed(chat, task):
         hold(Rollout(task, chat, rules(max_tokens=5)), lambda _: [5] * 6)
 
 
-def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
+def test_a_trained_tokenizer_keeps_odd_spans(trained_chat, task):
     """Non-canonical ids, unknown ids and a sampled pad token are trained on exactly as sampled."""
-    symbols = [token for symbol in LOOKUP for token in qwen_chat.encode(symbol)]
+    symbols = [token for symbol in LOOKUP for token in trained_chat.encode(symbol)]
     spans = [
-        [qwen_chat.pad_id, len(qwen_chat.tokenizer) + 3, *symbols, *qwen_chat.encode(LOOKUP), qwen_chat.end_id],
-        qwen_chat.encode("<think>\nu\u0308")[:-1],
+        [trained_chat.pad_id, len(trained_chat.tokenizer) + 3, *symbols, *trained_chat.encode(LOOKUP), trained_chat.end_id],
+        trained_chat.encode("<think>\nu\u0308")[:-1],
     ]
-    rollout = replay(task, spans, qwen_chat, rules())
+    rollout = replay(task, spans, trained_chat, rules())
     assert len(rollout.events()) == 2
-    assert_consistent(rollout, qwen_chat, rules())
+    assert_consistent(rollout, trained_chat, rules())
