@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipe import config
 from recipe.mgsm import baseline
-from recipe.policy import checkpoint
+from recipe.policy import PRECISIONS, checkpoint
 from recipe.run.cluster import Runtime
 from recipe.run.entrypoint import Flags
 
@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument("--questions", type=Path, required=True, help="TSV: question, tab, answer; no header")
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--protocol", type=Path, help="YAML with fields of baseline.Protocol that differ")
-    parser.add_argument("--precision", choices=config.PRECISIONS, default=config.PRECISIONS[0], help="%(default)s")
+    # The candidate's own, or prepare refuses the two.
+    measured = config.Evaluation().precision
+    parser.add_argument("--precision", choices=PRECISIONS, default=measured, help="evaluation.precision (%(default)s)")
     parser.add_argument("--limit", type=int, default=baseline.LIMIT, help="items, from the top (%(default)s)")
     return parser.run(record)
 

@@ -1,4 +1,4 @@
-"""Who is at fault, and what follows from it.
+"""Kinds of errors: who is at fault, and what follows from it.
 
 ========================  =========================================================================
 the model                 scored: the environment answers with an error observation and counts it

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from recipe.config import Evaluation, Rules
 from recipe.files import write_lines
-from recipe.policy import checkpoint
+from recipe.policy import checkpoint, make_decoder
 from recipe.policy.chat import Chat
-from recipe.policy.decoding import RandomStream, make_decoder
+from recipe.policy.decoding import RandomStream
 from recipe.rollout import Rollout, agent_chat, dialogue, rollout_context
 from recipe.run import evidence
 from recipe.run.evidence import Evaluated

@@ -1,4 +1,4 @@
-"""Whether this worker can run the plan, before anything costs time. Each failure is one line with its remedy."""
+"""Checks of this worker before anything costs time. Each failure is one line with its remedy."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a plain line every few seconds.
+"""Progress of long work: a bar on a terminal, elsewhere a plain line every few seconds.
 
 A log is read later and in a browser, where every tick of a bar would be a line of its own.
 """

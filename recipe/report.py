@@ -1,4 +1,4 @@
-"""What a run says: verify everything, then write aggregates for people and programs.
+"""Report stage: verify everything, then write aggregates for people and programs.
 
     python -m recipe.report --run runs/my-pilot --output runs/my-pilot/summary
 

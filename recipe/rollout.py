@@ -1,4 +1,4 @@
-"""One rollout as a token stream, and how it is spoken.
+"""One rollout as a token stream, and how it is sampled.
 
 A rollout is fully determined by its task and the sampled ids of its assistant turns: everything else (calls,
 observations, glue, masks, outcome, reward) follows. :class:`Rollout` is that derivation. Training checks TRL's
@@ -22,7 +22,7 @@ class Rollout:
 
     ``ids`` and ``mask`` run over the completion (policy turns, glue and observations, without the prompt) and are
     at most ``agent.max_tokens`` long; ``mask`` is 1 on the policy's tokens alone. ``spans`` holds the sampled ids
-    of each turn. ``open`` says whether the policy may speak again.
+    of each turn. ``open`` says whether the policy may go on.
     """
 
     def __init__(self, task: Task, chat: Chat, rules: Rules):
@@ -108,7 +108,7 @@ def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, rules: Rules)
 
 
 def dialogue(rollout: Rollout, stream: RandomStream) -> Dialogue:
-    """The conversation that speaks ``rollout`` to its end, which is its result; for a decoder's ``serve``."""
+    """The conversation that samples ``rollout`` to its end, which is its result; for a decoder's ``serve``."""
     while rollout.open:
         sampled = yield Request(rollout.prompt + rollout.ids, rollout.budget, stream)
         rollout.add_turn(sampled.ids)

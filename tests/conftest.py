@@ -154,6 +154,21 @@ def with_chat_template():
     return with_template
 
 
+# ---- a master ----
+
+@pytest.fixture
+def double(monkeypatch, tmp_path):
+    """A master with a workspace, and a login of its own for this process."""
+    module = pytest.importorskip("master_double", reason="the double of the master is not in tests/")
+    monkeypatch.setenv("DET_DEBUG_CONFIG_PATH", str(tmp_path / "login"))
+    for name in ("DET_USER", "DET_PASS"):  # of a real master's user
+        monkeypatch.delenv(name, raising=False)
+    with module.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"]) as master:
+        monkeypatch.setenv("DET_MASTER", master.url)
+        yield master
+        assert not master.internal_errors
+
+
 # ---- a run in small, made once for all tests that look at one ----
 
 @pytest.fixture(scope="session")

@@ -346,6 +346,19 @@ def test_another_experiment_does_not_take_a_stage_over(chain, cluster):
     assert tree_digests(folder) == before
 
 
+def test_a_refusal_of_two_slots_is_the_last_line_and_no_traceback_of_torchrun(cluster):
+    if cluster.harness != "0.35.0":
+        pytest.skip("once is enough; both harnesses have the same launcher")
+    with socket.create_server(("localhost", 0)) as free:
+        port = f"C10D_PORT={free.getsockname()[1]}"
+    missing = cluster.shared / "nowhere" / "plan.json"
+    submitted = cluster.create("grpo", port, hyperparameters__plan=missing, resources__slots_per_trial=2)
+    assert submitted.ended() == "ERROR"
+    lines = submitted.log().splitlines()
+    assert not [line for line in lines if "Traceback" in line or "ChildFailedError" in line]
+    assert len([line for line in lines if line.endswith(f"refused: the plan is missing: {missing}")]) == 1
+
+
 def test_two_slots_are_two_processes_of_which_the_chief_tells(cluster, practice):
     if cluster.harness != "0.35.0":
         pytest.skip("once is enough; both harnesses have the same launcher")

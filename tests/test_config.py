@@ -6,21 +6,66 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from recipe.config import Sampling, build, complete, deviations, read, resolve
+from recipe.config import complete, deviations, read, resolve
 from recipe.errors import Refused
+from recipe.policy import Sampling
+from recipe.settings import build
+
+# The default protocol, by which "pilot" means the same everywhere. A change here is a new protocol.
+PROTOCOL = """
+task: orders
+reward: {lookup: 0.15, calculation: 0.25, success: 0.6, error: 0.05}
+tasks: {seed: 20260, train: 128, development: 32, test: 32}
+agent:
+  sampling: {temperature: 0.6, top_p: 0.95, top_k: 20, min_p: 0.0}
+  max_tokens: 768
+  max_tool_iterations: 3
+  decoder: engine
+  seed: 42
+grpo:
+  steps: 32
+  num_generations: 4
+  batch_size: 4
+  learning_rate: 1.0e-5
+  lr_schedule: constant
+  warmup_steps: 0
+  kl: 0.02
+  loss_type: dapo
+  scale_rewards: group
+  clip: 0.2
+  max_grad_norm: 1.0
+  optimizer: adamw_torch
+  adam_beta1: 0.9
+  adam_beta2: 0.999
+  adam_epsilon: 1.0e-8
+  weight_decay: 0.0
+  lora_rank: 16
+  lora_alpha: 32
+  gradient_checkpointing: true
+  checkpoint_every: 8
+  validation_every: 8
+  seed: 42
+evaluation: {precision: float32, samples_per_task: 1, batch_size: 32}
+merge: {max_kl: 0.001}
+retention: {margin: 3}
+precision: bfloat16
+"""
+INVOICES = {
+    "task": "invoices",
+    "reward": {"invoice": 0.1, "articles": 0.2, "discount": 0.1, "calculation": 0.2, "success": 0.4, "error": 0.05},
+    "agent.max_tokens": 1536,
+    "agent.max_tool_iterations": 8,
+}
 
 
-def test_defaults_are_those_that_were_asked_for():
-    config = resolve(None)
-    assert config == resolve({}) == complete({})
-    assert (config.tasks.train, config.tasks.development, config.tasks.test) == (128, 32, 32)
-    assert config.agent.sampling == Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0)
-    assert (config.agent.max_tokens, config.agent.max_tool_iterations, config.agent.seed) == (768, 3, 42)
-    grpo = config.grpo
-    assert (grpo.num_generations, grpo.batch_size, grpo.steps, grpo.lora_rank) == (4, 4, 32, 16)
-    assert (grpo.learning_rate, grpo.kl, config.precision, config.evaluation.samples_per_task) == (
-        1e-5, 0.02, "bfloat16", 1,
-    )  # fmt: skip
+def test_the_default_protocol_is_the_one_that_was_asked_for():
+    wanted = yaml.safe_load(PROTOCOL)
+    assert asdict(complete({})) == asdict(resolve(None)) == asdict(resolve({})) == wanted
+    invoices = asdict(complete({"task": "invoices"}))
+    for key, value in INVOICES.items():
+        owner, _, name = key.rpartition(".")
+        (wanted[owner] if owner else wanted)[name] = value
+    assert invoices == wanted and deviations(complete({"task": "invoices"})) == {}
 
 
 def test_overrides_reach_their_owner_and_leave_the_rest():
@@ -120,7 +165,7 @@ def test_wrong_type_is_refused_by_name(overrides, named):
         ({"tasks": {"test": 0}}, "tasks.test is out of range"),
         ({"grpo": {"batch_size": 6}}, "batch_size must be a multiple"),
         ({"grpo": {"batch_size": 2}}, "batch_size must be a multiple"),
-        ({"grpo": {"num_generations": 1}}, "num_generations must be at least 2"),
+        ({"grpo": {"num_generations": 1}}, "num_generations must be at least 2: a group of one has no advantage"),
         ({"grpo": {"steps": 129}}, "grpo.steps=129 needs more than the tasks.train=128"),
         ({"grpo": {"steps": 65, "batch_size": 8}}, "at most once"),
     ],
@@ -194,3 +239,7 @@ def test_what_would_fill_the_memory_or_break_the_line_is_refused(overrides, reas
     with pytest.raises(Refused, match=reason) as refusal:
         resolve(overrides)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_group_of_two_is_the_smallest():
+    assert resolve({"grpo": {"num_generations": 2, "batch_size": 2}}).grpo.num_generations == 2

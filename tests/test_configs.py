@@ -23,7 +23,6 @@ from recipe.run.claim import Owner
 from recipe.run.claim import claim as take
 from recipe.run.cluster import Runtime
 from runs import ROOT
-from tools import site
 
 CONFIGS = ROOT / "determined_configs"
 STAGES = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py"))
@@ -41,10 +40,6 @@ print(json.dumps({file.path: len(b64decode(file.content or "")) for file in file
 
 def shipped(name: str) -> dict:
     return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-
-
-def copied(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(CONFIGS, tmp_path / "determined_configs"))
 
 
 # ---- configurations
@@ -99,38 +94,6 @@ def test_hyperparameters_are_flags_of_the_entrypoint(name):
     usage = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     for key in shipped(name)["hyperparameters"]:
         assert f"--{key.replace('_', '-')} " in usage
-
-
-# ---- site values
-
-
-def test_the_configurations_have_the_values_of_the_site():
-    done = subprocess.run([sys.executable, "-m", "tools.site", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_another_site_changes_its_values_everywhere_and_nothing_else(tmp_path):
-    folder = copied(tmp_path)
-    other = {key: f"/elsewhere/{key}" for key in SITE}
-    (folder / "site.yaml").write_text(yaml.safe_dump(other))
-    with pytest.raises(CheckFailed, match="does not have the values of site.yaml"):
-        site.apply(folder, check=True)
-    site.apply(folder, check=False)
-    site.apply(folder, check=True)
-    for path in folder.glob("*.yaml"):
-        if path.name == "site.yaml":
-            continue
-        before, after = (CONFIGS / path.name).read_text(), path.read_text()
-        assert not [value for value in SITE.values() if value in after], path.name
-        for old, new in zip(before.splitlines(), after.splitlines(), strict=True):
-            assert old == new or "# site: " in old
-
-
-def test_a_marked_key_that_the_site_lacks_is_refused(tmp_path):
-    folder = copied(tmp_path)
-    (folder / "site.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "image"}))
-    with pytest.raises(Refused, match="site value image"):
-        site.apply(folder, check=True)
 
 
 # ---- the uploaded context
@@ -269,17 +232,23 @@ def test_refusals_and_failed_checks_cancel_restarts(capsys, error, before, launc
     assert cancels(launcher + capsys.readouterr().err.splitlines()[-1])
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_one_line_that_cancels_restarts(capsys, number):
+@pytest.mark.parametrize(
+    ("number", "lack"),
+    [(errno.ENOSPC, "no space left"), (errno.EDQUOT, "no quota left"), (errno.EROFS, "a read-only file system"),
+     (errno.EACCES, "no permission"), (errno.EPERM, "no permission")],
+)  # fmt: skip
+def test_what_a_file_system_does_not_give_is_one_line_that_cancels_restarts(capsys, number, lack):
     one_file = OSError(number, os.strerror(number), "/run/steps")
     tree = shutil.Error([("from", "to", str(one_file))])  # of shutil.copytree
-    for error in (one_file, tree):
+    weights = Exception(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")  # safetensors
+    for error in (one_file, tree, weights):
         def work():
             raise error
 
         assert entrypoint.guarded(work) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("check failed: no space left for ") and "/run/steps" in line and cancels(line)
+        assert line.startswith(f"check failed: {lack} ") and cancels(line) and "start it again" in line
+        assert "/run/steps" in line or error is weights
 
 
 def test_other_faults_of_the_system_keep_their_traceback():
@@ -388,3 +357,23 @@ def test_a_hyperparameter_that_does_not_fit_is_refused_by_name(monkeypatch, caps
     assert given(hyperparameters, monkeypatch) == {}
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("refused: ") and reason in line and cancels(line)
+
+
+def test_on_a_cluster_a_missing_value_is_asked_for_as_a_cluster_takes_it(monkeypatch, capsys):
+    given({}, monkeypatch)
+    assert "--config hyperparameters.NAME=VALUE" in capsys.readouterr().err
+    given({}, monkeypatch, owner=None)
+    assert "see python -m experiments.prog --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("owner", "how"), [(MINE, "--config hyperparameters.plan="), (None, "--plan runs/NAME/plan.json")])
+def test_a_stage_without_a_plan_says_how_it_is_given(monkeypatch, capsys, owner, how):
+    @contextmanager
+    def context(pausable):
+        yield Runtime({"plan": ""}, lambda *_: None, lambda: False, lambda *_: None, owner=owner)
+
+    monkeypatch.setattr(entrypoint.cluster, "context", context)
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    with pytest.raises(SystemExit, match="2"):
+        entrypoint.main("report", "text", None)
+    assert f"no plan given; pass {how}" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.config import Sampling
 from recipe.errors import CheckFailed
+from recipe.policy import Sampling
 from recipe.policy.chat import Chat
 from recipe.policy.decoding import Native, RandomStream, Request, one_turn
 from recipe.rollout import Rollout, dialogue

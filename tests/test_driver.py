@@ -1,27 +1,26 @@
 """The driver's cluster side: a state machine that is killed everywhere, and its command line."""
 
 import contextlib
-import errno
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
-from types import SimpleNamespace
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
-from recipe import progress
-from recipe.config import complete, read, resolve
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
-from recipe.practice import SHIPPED
 from recipe.run.claim import holder
 from recipe.run.evidence import CLAIM
 from recipe.run.plan import Plan
 from runs import ROOT
-from tools.driver import chain, local, remote
+from tools import site as sites
+from tools.driver import chain, commands, remote
 from tools.driver.commands import fetch, status
 from tools.driver.records import STATE, load_state
 
@@ -268,29 +267,27 @@ def test_a_changed_plan_and_another_cluster_are_refused(plan):
         driven(changed, world)
 
 
-def test_two_drivers_of_one_run_are_refused(plan):
-    with chain.alone(plan.run):
-        with pytest.raises(Refused, match="another driver"), chain.alone(plan.run):
-            pass
-    with chain.alone(plan.run):
-        pass
-
-
-@pytest.mark.parametrize(
-    "stored, holds", [({"merge": ["m"], "grpo": ["g"]}, "merge/checkpoint"), ({"grpo": ["g"]}, "grpo/adapter")]
-)
-def test_what_is_registered_is_what_the_storage_has(plan, stored, holds):
-    world, said = World(stored=stored), []
+def test_the_merged_checkpoint_is_registered_once(plan):
+    world, said = World(stored={"merge": ["m"], "grpo": ["g"]}), []
     for _ in range(2):
         driven(plan, world, said, register="model").run()
-    assert [line for line in said if "registered" in line] == [f"registered: {holds} as model version 1"] * 2
-    assert len(world.models) == 1
+    assert [line for line in said if "registered" in line] == ["registered: merge/checkpoint as model version 1"] * 2
+    assert world.models == [("model", "m")]
     asked = [entry.name for entry in world.experiments.values() if entry.configuration["hyperparameters"].get("store")]
     assert asked == ["merge"]
 
 
+@pytest.mark.parametrize("stages", [NAMES[:4], NAMES], ids=["merged", "finished"])
+def test_a_run_that_merged_without_register_is_refused_at_once(plan, stages):
+    world, said = World(stored={"grpo": ["g"]}), []
+    driven(plan, world, stages=stages).run()
+    with pytest.raises(Refused, match="merged checkpoint of .* is not in the cluster's storage.* without --register"):
+        driven(plan, world, said, register="model").run()
+    assert submissions(world) == list(stages) and not said and not world.models
+
+
 def test_nothing_stored_is_nothing_to_register(plan):
-    with pytest.raises(Refused, match="nothing to register"):
+    with pytest.raises(Refused, match="left no checkpoint in the cluster's storage"):
         driven(plan, World(), register="model").run()
 
 
@@ -301,49 +298,6 @@ def test_notes_and_labels_tell_the_story(plan):
     submitted = world.experiments[3].configuration
     assert submitted["labels"] == ["plan:aaaaaaaaaaaaaaaa/grpo", "plan:aaaaaaaaaaaaaaaa", "practice"]
     assert submitted["entrypoint"] == "python -m experiments.grpo" and str(plan.run) in submitted["description"]
-
-
-def test_a_run_of_the_cluster_is_not_continued_locally(plan, monkeypatch):
-    driven(plan, World()).run()
-    monkeypatch.setattr(local, "load", lambda path: plan)
-    with pytest.raises(Refused, match="runs on a cluster"):
-        local.run(plan.run / "plan.json", NAMES, True)
-
-
-@pytest.mark.parametrize("like_demo", [True, False], ids=["the demo's settings", "others"])
-def test_a_local_run_says_how_far_it_is_and_how_long_the_demo_will_take(plan, monkeypatch, capsys, like_demo):
-    """On a machine of half the speed; nothing is known of other settings."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-
-    def stage(plan, path, name):
-        clock.now += 2 * local.DEMO_SECONDS[name]
-        finish(plan.run, name, plan.id)
-        return 0
-
-    config = resolve(read(SHIPPED / "practice.yaml")) if like_demo else complete({})
-    plan = Plan(replace(plan.frozen, config=asdict(config)), {}, plan.run)
-    finish(plan.run, "preflight", plan.id)
-    for name, fake in {"load": lambda path: plan, "_process": stage, "time": clock}.items():
-        monkeypatch.setattr(local, name, fake)
-    monkeypatch.setattr(local.manifest, "write", lambda plan, stages: None)
-    assert local.run(plan.run / "plan.json", NAMES, True) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["preflight: complete", "[2 of 7] baseline ..."]
-    for place, name in enumerate(NAMES[1:], 1):
-        took, left = (2 * sum(local.DEMO_SECONDS[one] for one in part) for part in ([name], NAMES[place + 1 :]))
-        about = f", about {progress.clock(left)} left" if like_demo and left else ""
-        assert f"{name}: done in {progress.clock(took)}{about}" in said
-
-
-@pytest.mark.parametrize("code, goes_on", [(errno.ENOSYS, True), (errno.EIO, False)])
-def test_a_file_system_without_locks_is_said(plan, monkeypatch, capsys, code, goes_on):
-    def refuse(*_):
-        raise OSError(code, "no")
-
-    monkeypatch.setattr(chain.fcntl, "flock", refuse)
-    with contextlib.nullcontext() if goes_on else pytest.raises(OSError), chain.alone(plan.run):
-        pass
-    assert ("without locks" in capsys.readouterr().err) == goes_on
 
 
 # ---- the command line
@@ -393,6 +347,74 @@ def test_a_dry_run_prints_what_would_be_submitted_and_asks_nobody(tmp_path):
     assert [document["name"] for document in documents] == list(NAMES)
     assert {document["hyperparameters"]["plan"] for document in documents} == {str(tmp_path / "o" / "plan.json")}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_mistyped_plan_is_refused(tmp_path):
+    done = driver("run", "--plan", tmp_path / "typo.json", "--dry-run")
+    assert done.returncode == 2 and f"the plan is missing: {tmp_path / 'typo.json'}" in done.stderr and not done.stdout
+
+
+# ---- before anything is frozen
+
+
+def wanted(monkeypatch, tmp_path, **more) -> tuple[Namespace, Path]:
+    """What a user gives to start a run on a site whose experiments see ``tmp_path`` alone, and its output."""
+    here = replace(sites.load(), mount=str(tmp_path))
+    monkeypatch.setattr(sites, "agreed", lambda: here)
+    for name in ("model", "baseline"):
+        (tmp_path / name).mkdir(parents=True)
+    paths = {"model": tmp_path / "model", "retention_baseline": tmp_path / "baseline", "output": tmp_path / "run"}
+    given = {"plan": None, "config": None, "local": False, "resume": False, "register": None, "dry_run": False}
+    return Namespace(**{**given, **paths, **more}), tmp_path / "run"
+
+
+@pytest.mark.parametrize("option", ["model", "retention_baseline", "output"])
+def test_a_path_that_no_experiment_sees_is_refused_before_anything_is_asked_or_frozen(monkeypatch, tmp_path, option):
+    given, output = wanted(monkeypatch, tmp_path, **{option: Path("/elsewhere")})
+    monkeypatch.setattr(remote, "connect", lambda **_: pytest.fail("asked"))
+    with pytest.raises(Refused, match=f"--{option.replace('_', '-')} /elsewhere is not below {tmp_path}, the one folder"):
+        commands.run(given)
+    assert not output.exists()
+
+
+def test_so_is_a_link_that_leads_out(monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to("/usr")
+    given, _ = wanted(monkeypatch, tmp_path, model=tmp_path / "link")
+    with pytest.raises(Refused, match="--model /usr is not below"):
+        commands.run(given)
+
+
+def test_a_plan_whose_checkpoint_no_experiment_sees_is_refused(monkeypatch, plan, tmp_path):
+    given, _ = wanted(monkeypatch, tmp_path, plan=plan.run / "plan.json")
+    monkeypatch.setattr(commands, "load", lambda path, **_: plan)  # its checkpoint is /m
+    with pytest.raises(Refused, match="its checkpoint /m is not below .* prepare a new plan"):
+        commands.run(given)
+
+
+def test_nothing_is_frozen_without_a_login_a_workspace_or_agreed_values(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise Refused("no")
+
+    monkeypatch.setattr(commands, "prepare", lambda *_: pytest.fail("frozen"))
+    for where, name in ((remote, "connect"), (Fake, "project"), (sites, "agreed")):
+        with monkeypatch.context() as patch:
+            given, output = wanted(patch, tmp_path / name)
+            patch.setattr(remote, "connect", lambda **_: Fake(World()))
+            patch.setattr(where, name, refuse)
+            with pytest.raises(Refused, match="no"):
+                commands.run(given)
+            assert not output.exists()
+
+
+def test_a_stale_configuration_is_refused_by_name(plan, monkeypatch, tmp_path):
+    folder = shutil.copytree(sites.FOLDER, tmp_path / "configs")
+    text = (folder / "merge.yaml").read_text()
+    (folder / "merge.yaml").write_text(text.replace("resource_pool: 42_Compute", "resource_pool: other"))
+    monkeypatch.setattr(sites.agreed, "__defaults__", (folder,))
+    world = World()
+    with pytest.raises(Refused, match="merge.yaml does not have the values of site.yaml"):
+        driven(plan, world).run()
+    assert not world.experiments
 
 
 def test_help_and_refusals_load_nothing_heavy():

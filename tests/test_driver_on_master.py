@@ -32,19 +32,6 @@ KILLS = int(os.environ.get("KILLS", "0"))
 HARNESSES = {"0.35.0": "DET35_PYTHON", "0.38.1": "DET38_PYTHON"}
 
 
-@pytest.fixture
-def double(monkeypatch, tmp_path):
-    """A master with a workspace, and a login of its own for this process."""
-    module = pytest.importorskip("master_double", reason="the double of the master is not in tests/")
-    monkeypatch.setenv("DET_DEBUG_CONFIG_PATH", str(tmp_path / "login"))
-    for name in ("DET_USER", "DET_PASS"):  # of a real master's user
-        monkeypatch.delenv(name, raising=False)
-    with module.MasterDouble(workspaces={"lab": []}, resource_pools=["pool"]) as master:
-        monkeypatch.setenv("DET_MASTER", master.url)
-        yield master
-        assert not master.internal_errors
-
-
 def test_no_login_no_master_and_no_workspace_are_one_line_each(double, monkeypatch):
     assert remote.connect().cluster.master == "0.35.0"
     with pytest.raises(Refused, match="workspace nowhere is not on"):
@@ -81,26 +68,6 @@ def test_a_rejected_configuration_is_one_line(double, tmp_path):
     wrong = {**chain.configuration("grpo", "p", "practice", tmp_path / "plan.json", "l"), "serching": 1}
     with pytest.raises(Refused, match="stage grpo cannot be submitted: .*serching"):
         master.submit({**wrong, "workspace": "lab", "project": "new"}, tmp_path, project)
-
-
-def test_a_master_that_is_away_for_a_while_is_waited_for(double):
-    waits = []
-    connected = remote.connect()
-    said: list[str] = []
-    master = remote.Master(connected._client, connected.cluster, said.append, waits.append)
-    double.faults.fail_requests(1, 400, match="GET /api/v1/workspaces")
-    with pytest.raises(Refused, match="answers"):
-        master.project("lab", "p")
-    assert not waits
-    assert master.project("lab", "p")
-    double.faults.fail_requests(2, 500, match="GET /api/v1/workspaces")
-    assert master.project("lab", "p") and waits == [1.0, 2.0] and not said
-    double.faults.fail_requests(5, 500, match="GET /api/v1/workspaces")
-    assert master.project("lab", "p") and waits[2:] == [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert said == [
-        f"{master.cluster.address} does not answer; asking again for 10 minutes",
-        f"{master.cluster.address} answers again",
-    ]
 
 
 SCRIPT = """

@@ -7,8 +7,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from recipe.config import Sampling
 from recipe.errors import CheckFailed
+from recipe.policy import Sampling
 from recipe.policy.decoding import Native, RandomStream, Request, warpers
 from recipe.policy.engine.decoder import Engine, TorchDraw, _State
 

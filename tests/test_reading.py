@@ -54,6 +54,7 @@ AMBIGUOUS = {
     "2,125.50": "2125.5",
     "2'125.50": "2125.5",
     "2 125": "2125",
+    "2,5 \u00b1 0,5": "0.5",
     "1 000 000,5": "1000000.5",
 }
 NEGATIVE = (
@@ -62,12 +63,86 @@ NEGATIVE = (
 )  # fmt: skip
 NOT_NEGATIVE = (
     "10-5", "10–5", "10 - 5", "10 -5", "10 − 5", "10% -5", "(3)-5", "(3) -5", "U-5", "Klasse-5", "- 5", "Kosten - 5",
-    "Antwort:\n- 5", "**Kosten** - 5", "x²-5", "x² -5", "--5", "x-5", "10\u00a0-5",
+    "Antwort:\n- 5", "**Kosten** - 5", "x²-5", "x² -5", "--5", "x-5", "10\u00a0-5", "10 minus 5", "10 Euro minus 5",
 )  # fmt: skip
 UNREADABLE = (
     "", "achtzehn", "1.2.3", "10:30", "1/2", "10^3", "1,2,3", "1.000.5", "1,000,5", "A4", "v1.5", "5²", "１８", "٣",
-    "1８", "1" * (MAX_DIGITS + 1), "1" + ".000" * 10, "Antwort: ZAHL", "\\boxed{}",
+    "1８", "0x1F", "√16", "\\sqrt{16}", "\\frac{1}{2}", "1e40", "½", "1" * (MAX_DIGITS + 1), "1" + ".000" * 10, "Antwort: ZAHL", "\\boxed{}",
 )  # fmt: skip
+
+
+# What stands beside a marked number, where it leaves the answer as it is.
+BESIDE = {
+    "Antwort: 12 (12 · 3 = 36 ✓)": "12",
+    "Antwort: **18** (= 9 · 2)": "18",
+    "Antwort: 18(= 9 · 2)": "18",
+    "Antwort: 18 (= (4 + 5) · 2)": "18",
+    "Antwort: 18 [Probe: 20 - 2 = 18]": "18",
+    "Antwort: 60 (= 1 h)": "60",
+    "Antwort: 18 (nicht 20)": "18",
+    "**18** (= 9 · 2)": "18",
+    "18 = 2 * 9": "18",
+    "Antwort: 18 = 2 * 9": "18",
+    "Antwort: 18 = 20 - 2": "18",
+    "\\boxed{18} = 2 \\cdot 9": "18",
+    "9 · 2 = \\boxed{18}": "18",
+    "Schritt 3: \\boxed{18}": "18",
+    "Antwort: 9 € * 2 = 18 €": "18",
+    "Antwort: 3 Kinder mit je 6 Äpfeln = 18 Äpfel": "18",
+    "Antwort: 20 % von 90 = 18": "18",
+    "Antwort: 9 mal 2 ist 18": "18",
+    "Antwort: 36 : 2 = 18 Euro": "18",
+    "Antwort: (4 + 5) · 2 = 18": "18",
+    "Antwort: 2(4 + 5) = 18": "18",
+    "Antwort: \\[ 9 \\times 2 = 18 \\]": "18",
+    "Antwort: 1/2 = 0,5": "0.5",
+    "Antwort: 2^3 = 8": "8",
+    "Antwort: \\sqrt{16} = 4": "4",
+    "Antwort: 10/3 ≈ 3,33": "3.33",
+    "Antwort: Preis = 18 €": "18",
+    "Antwort: 18, denn 20 - 3 = 17": "18",
+    "Antwort: 18, also 9 · 2": "18",
+    "Antwort: 18 ✓ 9 · 3 = 27": "18",
+    "Antwort: 18 ✅": "18",
+    "Antwort: 18 Euro in 3 Tagen": "18",
+    "Antwort: 18 von 20 Kindern": "18",
+    "Antwort: 18 Stück à 3 €": "18",
+    "Antwort: 18 Euro. 20 waren es.": "18",
+    "Antwort: 18 km/h": "18",
+    "Antwort: ca. 18 Euro": "18",
+    "Antwort: insgesamt etwa 18": "18",
+    "Antwort: CHF 2'125.–": "2125",
+    "Antwort: 18,- €": "18",
+    "<answer>18</answer> = 9 · 2": "18",
+    "Antwort: 18 Euro\n20 - 3 = 17": "18",
+}
+# Where it could be another value.
+DOUBTED = {
+    "Antwort: 7 oder 8": "7", "Antwort: 7 Euro oder 8 Euro": "7", "Antwort: 7 (oder 8)": "7", "Antwort: 7 bzw. 8": "7",
+    "Antwort: 7 bis 8": "7", "Antwort: 7-8": "7", "Antwort: 7–8": "7", "Antwort: 7 … 8": "7", "Antwort: 7...8": "7",
+    "Antwort: zwischen 7 und 8": "7", "Antwort: 7 und 8": "7", "Antwort: 7 Äpfel und 8 Birnen": "7",
+    "Antwort: 7; 8": "7", "Antwort: 7, 8": "7", "Antwort: 7, nein 8": "7", "Antwort: 7, also 8": "7",
+    "Antwort: ±5": "5", "Antwort: \\pm 5": "5", "Antwort: +/- 5": "5", "Antwort: 5 ± 1": "5", "±5": "5",
+    "Antwort: 3+4": "3", "Antwort: 12 - 5": "12", "Antwort: 9 mal 2": "9", "Antwort: 9 * 2 =": "9",
+    "Antwort: 1) 18": "1", "Antwort: 3 h 20 min": "3", "Antwort: 3 Stunden und 20 Minuten": "3", "Antwort: 18 € 50": "18",
+    "Antwort: 60 min = 1 h": "60", "Antwort: 18,4 ≈ 18": "18.4", "Antwort: 18,4 (≈ 18)": "18.4",
+    "Antwort: 18 = 9 · 2 = 17": "17", "Antwort: 3 + 6 = 9, 9 * 2 = 18": "18", "Antwort: 9 · 2 = 18 oder 20": "18",
+    "Antwort: mindestens 5": "5", "Antwort: > 5": "5", "Antwort: \\geq 5": "5", "Antwort: 18. Mai 2024": "18",
+    "7 oder \\boxed{8}": "8", "7 bis \\boxed{8}": "8", "2 \\cdot \\boxed{9}": "9", "mindestens \\boxed{5}": "5",
+    "\\boxed{9} \\cdot 2 = 18": "9", "\\boxed{7} oder 8": "7", "<answer>7</answer> oder 8": "7", "7 oder 8": "8",
+    "Antwort: 3 Dutzend": "3", "Antwort: 5k": "5000", "Antwort: .5": "0.5", "Antwort: 5 1/3": "5",
+    "Von 40.\nAntwort: 1/2": "40",
+}  # fmt: skip
+# Numbers of several parts, marked or not.
+PARTS = {
+    "1e3": "1000", "1,5E3": "1500", "25e-1": "2.5", "2·10^3": "2000", "2 \\cdot 10^{3}": "2000", "2 × 10³": "2000",
+    "1,5 * 10**6": "1500000", "5 1/2": "5.5", "5½": "5.5", "5 ¾": "5.75", "5\\frac{1}{2}": "5.5", "5 1⁄4": "5.25",
+    "2 Mio.": "2000000", "2 Millionen Euro": "2000000", "2,5 Mio. €": "2500000", "**2** Mio.": "2000000",
+    "1 Million": "1000000", "3 Mrd.": "3000000000", "3 Tausend": "3000", "3 Tsd. €": "3000", "3 Hundert": "300",
+    "2 \\text{ Mio.}": "2000000", "minus 5": "-5", "Minus 5 Grad": "-5", "minus **5**": "-5", "-**5**": "-5",
+    "minus 2 Mio.": "-2000000", "\u22125": "-5", "\u20115": "-5", "2\u2005125": "2125", "2‘125": "2125", "2\\;125": "2125",
+    "18\u200b": "18", "<b>18</b>": "18", "\\(18\\)": "18", "18 Prozent": "18", "18 °C": "18", "18 m²": "18",
+}  # fmt: skip
 
 
 def value(text: str) -> Decimal | None:
@@ -82,6 +157,22 @@ def test_reads_what_german_means(text, wanted):
 @pytest.mark.parametrize(("text", "wanted"), AMBIGUOUS.items())
 def test_flags_what_english_might_mean_and_still_reads_it(text, wanted):
     assert read_answer(text) == Reading(Decimal(wanted), True)
+
+
+@pytest.mark.parametrize(("text", "wanted"), BESIDE.items())
+def test_what_stands_beside_an_answer_is_read_with_it(text, wanted):
+    assert read_answer(f"Von 40 ausgehend.\n{text}") == Reading(Decimal(wanted), False)
+
+
+@pytest.mark.parametrize(("text", "wanted"), DOUBTED.items())
+def test_what_could_be_another_value_is_ambiguous(text, wanted):
+    assert read_answer(text) == Reading(Decimal(wanted), True)
+
+
+@pytest.mark.parametrize(("text", "wanted"), PARTS.items())
+@pytest.mark.parametrize("carrier", ["{}", "Antwort: {}", "Antwort: {} (= 3 + 4)\n7", "\\boxed{{{}}}", "Das macht {}."])
+def test_a_number_of_several_parts_is_one(text, wanted, carrier):
+    assert read_answer(carrier.format(text)) == Reading(Decimal(wanted), False)
 
 
 @pytest.mark.parametrize("text", NEGATIVE)
@@ -171,6 +262,9 @@ def test_reads_every_shared_gold_answer(shared):
     golds = [read_gold(row.split("\t")[1]) for row in rows]
     assert len(golds) == 250
     assert {Decimal(2125), Decimal(114_200), Decimal(276_000), Decimal(5600)} <= set(golds)
+    for gold in golds:
+        for carrier in ("{}", "Antwort: **{}** Euro", "Antwort: {} (= 2 · 9)", "\\boxed{{{}}} = 2 \\cdot 9", "Antwort: 3 · 7 = {}"):
+            assert read_answer(carrier.format(f"{gold:,}".replace(",", "."))) == Reading(gold, False)
 
 
 INTEGERS = st.integers(-(10**MAX_DIGITS) + 1, 10**MAX_DIGITS - 1)
@@ -199,7 +293,7 @@ def test_gold_answers_with_english_commas_come_back(number):
     assert read_gold(f"{number:,}") == number
 
 
-@given(st.text(st.sampled_from("0123456789.,-−– '\u00a0:/^=()*_\\{}antwortANTWORT<>\n€²１ſİ"), max_size=60))
+@given(st.text(st.sampled_from("0123456789.,-−– '\u00a0:/^=()*_\\{}antwortANTWORT<>\n€²１ſİ½±√[]≈✓eE"), max_size=60))
 def test_any_text_is_read_without_an_error(text):
     reading = read_answer(text)
     assert reading.value is not None or not reading.ambiguous
@@ -210,7 +304,8 @@ def test_any_text_is_read_without_an_error(text):
 @pytest.mark.parametrize(
     "piece",
     ["1", "1.", "1 ", "111 ", "1,", "-", " -", "- 1", "Antwort:", "Antwort: 1", "<answer>", "\\boxed{", "=", "1=", "**",
-     "1\u00a0111", "１", "1１.", "\\text{"],
+     "1\u00a0111", "１", "1１.", "\\text{", "1(", "(1", "1 (", "1 oder ", ", 1", "minus ", "±1", "1 1/2 ", "1e1", "½", "√",
+     "1·10^", "\\boxed{1", "<answer>1</answer>", "1 a ", "{1"],
 )  # fmt: skip
 def test_long_repetitions_are_read(piece):
     """Quadratic work would hang here."""

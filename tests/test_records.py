@@ -211,7 +211,7 @@ def fuzz(name: str, reader: Reader, run: Path, cases: int) -> Tally:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_spoiled_file_is_read_or_refused_in_one_line(name, whole, monkeypatch):
-    monkeypatch.setattr(chain, "CONFIGURATIONS", whole.parent / "configs")
+    monkeypatch.setattr(site, "FOLDER", whole.parent / "configs")
     reader = READERS[name]
     result = whole / reader.path.split("/")[0] / "result.json"
     untouched = result.read_bytes() if result.exists() else None

@@ -12,7 +12,7 @@ from recipe.run.evidence import Evaluated
 from recipe.run.result import Result
 from recipe.stages import EVIDENCE
 from recipe.task import family
-from recipe.verify.summary import LIMITS, markdown, paired, summarise
+from recipe.verify.summary import LIMITS, Precision, markdown, paired, summarise
 
 # ---- the paired comparison
 
@@ -122,6 +122,8 @@ def plan(tmp_path):
         kind="pilot",
         practice=False,
         family=SimpleNamespace(name="orders"),
+        config=SimpleNamespace(precision="bfloat16", evaluation=SimpleNamespace(precision="float32")),
+        recorded=SimpleNamespace(precision="float32"),
         frozen=SimpleNamespace(
             deviations={},
             repository=SimpleNamespace(commit="fedcba9876543210" * 2, uncommitted=[]),
@@ -175,6 +177,7 @@ def test_every_number_of_the_summary_is_that_of_its_stage(plan):
         "machines": {name: {"gpu": name} for name in EVIDENCE},
         "seconds": {"preflight": 0.0, "baseline": 1.0, "grpo": 2.0, "merge": 3.0, "candidate": 4.0, "retention": 5.0},
     }  # fmt: skip
+    assert summary.precision == Precision(training="bfloat16", evaluation="float32", retention_baseline="float32")
     kept = ("layout", "kind", "family", "plan_id", "limits")
     assert [getattr(summary, name) for name in kept] == [1, "pilot", "orders", plan.id, list(LIMITS)]
 
@@ -225,6 +228,8 @@ Paired difference of strict success: **+33.3%** over 3 items (2 better, 1 worse)
 
 Correct: 40 of 64 before, 36 after (1 gained, 5 lost; at most 3 fewer allowed). Ambiguous outputs: 2 before, 6 after. \
 **Regression.**
+
+Weights were loaded in float32 when the retention baseline was recorded and in float32 when the candidate was measured.
 
 ## Gates
 

@@ -11,19 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
-from recipe import retention
-from recipe.config import Config, Retention, Sampling
+from recipe import config, retention
+from recipe.config import Config, Retention
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm import baseline
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Item, Output, Protocol
-from recipe.policy import checkpoint
+from recipe.policy import Sampling, checkpoint
 from recipe.policy.chat import Chat
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines
-from runs import ROOT
-from tampering import another
+from recipe.run import plan as plans
+from runs import ROOT, settings
+from tampering import another, edit
 
 BRIEF = Protocol(max_new_tokens=24, decoder="native")
 QUESTIONS = [("Wie viel ist {sechs} mal drei?", "18"), ("Wie viele Äpfel?", "2,125"), ("Und 0 - 5?", "-5")] * 3
@@ -521,6 +523,90 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     assert done.gates == {"retained": True} and done.failure is None
     assert done.ancestry == {"checkpoint": before.checkpoint, "before": before.checkpoint}
     assert asked == ["merge"] and stage.seconds["generation"] > 0
+
+
+# Precision and protocol belong to the plan
+
+
+def retention_plan(practice: Path, folder: Path, precision="float32", items=64, margin=3, correct=None, **protocol):
+    """A plan of the small size on a retention baseline with these facts: the practice checkpoint's, altered."""
+    shutil.copytree(practice / "retention-baseline", folder / "recorded")
+    recorded, lines = folder / "recorded", {name: items for name in (ITEMS, OUTPUTS)}
+    for name, count in lines.items():
+        write_lines(recorded / name, read_lines(Any, recorded / name, "it")[:count])
+    document = read_json(recorded / RUN, "")
+    if correct is not None:
+        for number in range(correct, items):
+            edit(recorded / ITEMS, f"{number}/answer", "-77")
+            edit(recorded / OUTPUTS, f"{number}/correct", False)
+    counts = baseline.counts(read_lines(Output, recorded / OUTPUTS, "it"))
+    document |= {"precision": precision, "counts": counts}
+    document["protocol"] |= protocol
+    write_json(recorded / RUN, document)
+    seal_again(recorded)
+    chosen = config.resolve({**settings(practice), "retention": {"margin": margin}})
+    return plans.prepare(practice / "checkpoint", recorded, chosen, folder / "run")
+
+
+def test_a_retention_baseline_of_another_precision_is_refused_at_prepare(practice, tmp_path):
+    with pytest.raises(Refused, match="recorded in bfloat16, but evaluation.precision is float32; record it with --pre"):
+        retention_plan(practice, tmp_path, precision="bfloat16")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("margin", "correct"), [(64, 64), (100, 64), (3, 3), (3, 0), (0, 0)])
+def test_a_gate_that_cannot_fail_is_refused_at_prepare(practice, tmp_path, margin, correct):
+    with pytest.raises(Refused, match=f"cannot fail: retention.margin={margin}, .* has {correct} correct of 64 to lose"):
+        retention_plan(practice, tmp_path, margin=margin, correct=correct)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gate_that_only_the_loss_of_all_fails_is_taken(practice, tmp_path):
+    assert retention_plan(practice, tmp_path, margin=3, correct=4).config.retention.margin == 3
+
+
+def test_fewer_items_and_another_protocol_are_named_deviations(practice, tmp_path):
+    """The practice checkpoint's own protocol is shorter, in one batch and by the native decoder."""
+    short = {"retention_baseline.max_new_tokens": 64, "retention_baseline.batch_size": 64,
+             "retention_baseline.decoder": "native"}  # fmt: skip
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "few").mkdir()
+
+    def of_the_baseline(plan) -> dict:
+        return {key: value for key, value in plan.frozen.deviations.items() if key.startswith("retention_baseline.")}
+
+    assert of_the_baseline(retention_plan(practice, tmp_path / "whole")) == short
+    plan = retention_plan(practice, tmp_path / "few", items=16, seed=7)
+    assert of_the_baseline(plan) == {**short, "retention_baseline.items": 16, "retention_baseline.seed": 7}
+    assert replace(plan, frozen=replace(plan.frozen, practice=False)).kind == "custom"
+    assert plans.load(plan.run / "plan.json").id == plan.id
+
+
+def test_a_plan_that_forgets_its_baselines_deviations_is_refused(practice, tmp_path):
+    plan = retention_plan(practice, tmp_path, items=16)
+    document = read_json(plan.run / "plan.json", "")
+    document["deviations"].pop("retention_baseline.items")
+    document["plan_id"] = digest({key: value for key, value in document.items() if key != "plan_id"})
+    write_json(plan.run / "plan.json", document)
+    with pytest.raises(Refused, match="deviations does not follow from the retention baseline"):
+        plans.load(plan.run / "plan.json")
+
+
+def test_the_default_protocol_deviates_in_nothing():
+    run = SimpleNamespace(protocol=Protocol(), items=[None] * 64)
+    assert baseline.deviations(run) == {}
+    run = SimpleNamespace(protocol=Protocol(sampling=Sampling(top_k=5), max_new_tokens=8), items=[None] * 2)
+    assert baseline.deviations(run) == {"items": 2, "max_new_tokens": 8, "sampling.top_k": 5}
+
+
+def test_recording_takes_the_evaluations_precision_unless_told_otherwise(small_checkpoint, tmp_path):
+    arguments = ["--model", small_checkpoint, "--questions", write_questions(tmp_path / "de.tsv"), "--limit", 1,
+                 "--protocol", tmp_path / "protocol.yaml"]  # fmt: skip
+    (tmp_path / "protocol.yaml").write_text("max_new_tokens: 2\ndecoder: native\n")
+    retention_baseline(*arguments, "--output", tmp_path / "run")
+    assert baseline.load(tmp_path / "run").precision == Config().evaluation.precision == "float32"
+    shipped = yaml.safe_load((ROOT / "determined_configs" / "retention_baseline.yaml").read_text())
+    assert shipped["hyperparameters"]["precision"] == Config().evaluation.precision
 
 
 # Comparison

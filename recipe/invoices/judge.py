@@ -1,13 +1,13 @@
-"""What counts: one pure function from (task, turns, events) to an outcome, as in :mod:`recipe.orders.judge`."""
+"""Judge of invoices: one pure function from (task, turns, events) to an outcome, as in :mod:`recipe.orders.judge`."""
 
 import ast
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipe.config import or_zero
 from recipe.invoices.tasks import Invoice
 from recipe.policy.chat import Turn
+from recipe.settings import or_zero
 from recipe.task.calculator import CalculatorError, parse
 from recipe.task.environment import Event
 from recipe.task.outcome import Outcome, clipped, final_answer, first_turn

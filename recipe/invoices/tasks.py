@@ -1,4 +1,4 @@
-"""What is asked: German invoice tasks, whose facts lie behind one another.
+"""German invoice tasks, whose facts lie behind one another.
 
 The question names an invoice alone. Its record leads to a customer and to two or three articles with quantities; each
 article's price and the customer's discount stand in records of their own. All amounts are whole cents and the discount

@@ -36,18 +36,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from recipe.config import PRECISIONS, Sampling, build, decoder_choice, or_zero
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, sync_folder, write_json, write_lines
 from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write_value
-from recipe.policy import checkpoint
+from recipe.policy import PRECISIONS, Sampling, checkpoint, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
 from recipe.records import below, content, read, read_lines, short
+from recipe.settings import build, differences, or_zero
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
-LIMIT = 64  # items of a retention baseline
+LIMIT = 64  # items of a retention baseline under the default protocol
 
 _VALUE = re.compile(rf"(?!-0\Z)-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})(?:\.[0-9]*[1-9])?")
 
@@ -150,6 +150,12 @@ def resolve_protocol(values: dict) -> Protocol:
     return protocol
 
 
+def deviations(run: RetentionBaseline) -> dict[str, object]:
+    """What differs from the default protocol: its settings, and how many the items are where there are fewer."""
+    few = {"items": len(run.items)} if len(run.items) < LIMIT else {}
+    return few | differences(asdict(run.protocol), asdict(Protocol()))
+
+
 def items_from_tsv(path: Path, limit: int = LIMIT) -> list[Item]:
     """The first ``limit`` rows of ``question TAB answer``, without a header; an item's id is its line number.
 
@@ -187,7 +193,8 @@ def evaluate(
     Raises:
         Refused: a prompt that does not fit the model's positions, or a template that is not Qwen3's.
     """
-    from recipe.policy.decoding import RandomStream, Request, make_decoder, one_turn
+    from recipe.policy import make_decoder
+    from recipe.policy.decoding import RandomStream, Request, one_turn
 
     chat = Chat(tokenizer)
     chat.check(protocol.messages(items[0].question), "0")
@@ -274,7 +281,8 @@ def load(folder: Path) -> RetentionBaseline:
     """
     folder = Path(folder)
     path = folder / RUN
-    found = read(Record, path, "the retention baseline", (LAYOUT, "record the run again"))
+    what = "the retention baseline (experiments.retention_baseline records one)"
+    found = read(Record, path, what, (LAYOUT, "record the run again"))
     if found.checkpoint.digest != digest(found.checkpoint.files):
         raise Refused(f"{path}: field checkpoint.digest is not the digest of checkpoint.files")
     if found.precision not in PRECISIONS:

@@ -1,4 +1,4 @@
-"""What counts: one pure function from (task, turns, events) to an outcome.
+"""Judge of orders: one pure function from (task, turns, events) to an outcome.
 
 Training, both evaluations and the replay call it, so there is one meaning of success. It believes the
 environment's events and never a transcript that the policy wrote itself.
@@ -7,9 +7,9 @@ environment's events and never a transcript that the policy wrote itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipe.config import or_zero
 from recipe.orders.tasks import Order
 from recipe.policy.chat import Turn
+from recipe.settings import or_zero
 from recipe.task.calculator import is_product
 from recipe.task.environment import Event
 from recipe.task.outcome import Outcome, clipped, final_answer, first_turn

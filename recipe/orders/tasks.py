@@ -1,4 +1,4 @@
-"""What is asked: German order tasks whose facts stand nowhere in the prompt.
+"""German order tasks, whose facts stand nowhere in the prompt.
 
 Each split has its own identities, seed and wordings, so that a test task shares no record and no sentence
 with training; the numeric ranges overlap, so that it asks for nothing new in size.

@@ -1,4 +1,4 @@
-"""How a policy speaks: Qwen3's chat in token ids, every assistant turn kept exactly as it was sampled.
+"""Chat of a policy: Qwen3's in token ids, every assistant turn kept exactly as it was sampled.
 
 TRL's tool loop parses a turn and later renders it anew from the parsed call, which changes the ids of many
 turns (compact JSON, key order, odd whitespace, non-canonical token sequences) and with them the loss mask.

@@ -24,7 +24,7 @@ def load_model(path: Path, precision: str, device: str):
     """The causal language model of a checkpoint in ``eval()`` mode.
 
     Args:
-        precision: the torch type of its weights, one of :data:`recipe.config.PRECISIONS`.
+        precision: the torch type of its weights, one of :data:`recipe.policy.PRECISIONS`.
     """
     _require_model(path)
     import torch

@@ -1,4 +1,4 @@
-"""Speaking with a causal language model: conversations, the numbers that they draw, and the plain decoder.
+"""Conversations with a causal language model, the numbers that they draw, and the plain decoder.
 
 A decoder holds many conversations side by side. Logits pass transformers' own processors in transformers' own order
 (temperature, top-k, top-p, min-p), then one uniform number a token picks from the cumulative distribution. That
@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from recipe.config import Sampling
 from recipe.errors import CheckFailed
+from recipe.policy import Sampling
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from recipe.policy.chat import Chat
 
 
 class RandomStream:
@@ -53,7 +52,7 @@ class RandomStream:
 
 @dataclass(frozen=True)
 class Request:
-    """One turn to speak: all ids before it, the most tokens it may take (at least 1), and its random stream.
+    """One turn to sample: all ids before it, the most tokens it may take (at least 1), and its random stream.
 
     The stream is not drawn from when the sampling temperature is 0 (greedy).
     """
@@ -98,7 +97,7 @@ class Decoder(ABC):
 
 
 class Native(Decoder):
-    """Speaks by transformers' own forward passes, in batches of ``rows`` conversations that start and end together.
+    """Samples by transformers' own forward passes, in batches of ``rows`` conversations that start and end together.
 
     The model is used as it is: put it into ``eval()`` first.
     """
@@ -190,7 +189,7 @@ class Native(Decoder):
         """One token a row, and its log-probability. ``logits``: (B, V) in float32."""
         import torch
 
-        # A broken checkpoint would otherwise speak quietly: the greedy choice is then the NaN itself, the sampled
+        # A broken checkpoint would otherwise sample on quietly: the greedy choice is then the NaN itself, the sampled
         # one an id past the vocabulary.
         if not torch.isfinite(logits).all():
             raise CheckFailed("the model's logits are not finite: its weights or its precision are broken")
@@ -225,15 +224,3 @@ def warpers(sampling: Sampling):
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
     return warpers
-
-
-def make_decoder(kind: str, model, chat: "Chat", sampling: Sampling, *, rows: int, context: int) -> Decoder:
-    """The frozen decoder, ``native`` or ``engine``, for ``rows`` conversations of at most ``context`` tokens at a time.
-
-    Both take the same numbers from a conversation's stream: in float32 they sample the same tokens.
-    """
-    if kind == "native":
-        return Native(model, sampling, chat.end_id, chat.pad_id, rows=rows)
-    from recipe.policy.engine.decoder import Engine
-
-    return Engine(model, sampling, chat.end_id, chat.pad_id, rows=rows, context=context)

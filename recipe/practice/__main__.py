@@ -1,4 +1,4 @@
-"""``python -m recipe.practice``."""
+"""Command line, ``python -m recipe.practice``."""
 
 import sys
 

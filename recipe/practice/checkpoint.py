@@ -26,9 +26,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recipe.config import PRECISIONS, Rules, complete
+from recipe.config import Evaluation, Rules, complete
 from recipe.errors import Refused
 from recipe.files import sync_folder, tree_digests, write_bytes, write_json
+from recipe.policy import PRECISIONS
 from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat
 from recipe.practice import demonstrations
 from recipe.practice.demonstrations import Example
@@ -120,7 +121,7 @@ def practise(output: Path, training: Training, tokenizer_path: Path | None = Non
             baseline.Protocol(
                 max_new_tokens=RETENTION_TOKENS, batch_size=QUESTIONS, decoder=decoder(training)
             ),
-            training.precision,
+            Evaluation().precision,
             QUESTIONS,
         )
         os.rename(temporary, output)

@@ -1,4 +1,4 @@
-"""What the practice policy is shown: a family's tasks worked on with varying care, and small German sums.
+"""Demonstrations for the practice policy: a family's tasks worked on with varying care, and small German sums.
 
 At every turn the worker is careful or careless by chance, whatever the task is, so that a policy that has
 learned the demonstrations perfectly still succeeds only at times, at any temperature: something is left to

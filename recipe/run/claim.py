@@ -1,4 +1,4 @@
-"""Whose a stage's folder is.
+"""Claims: whose a stage's folder is.
 
 On a cluster ``claim.json`` names the trial that a folder belongs to. That trial alone takes up an unfinished attempt
 when Determined starts it again (pause, lost node, crash): a resumable stage goes on, any other starts over, and what

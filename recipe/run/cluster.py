@@ -12,13 +12,14 @@ without having acknowledged a preemption. Harness 0.35 takes progress through th
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from recipe.run import processes
 from recipe.run.claim import Owner
@@ -70,10 +71,13 @@ def slots() -> int:
     return len(information.container_addrs) * len(information.slot_ids)
 
 
-def launch(module: str) -> NoReturn:
-    """Become Determined's launcher, which runs this very module once for each slot, under torchrun."""
+def launch(module: str) -> int:
+    """Run this very module once for each slot, by Determined's launcher (torchrun). Returns the main process's exit code."""
     python = (sys.executable, "-m")
-    os.execv(sys.executable, [*python, "determined.launch.torch_distributed", *python, module, *sys.argv[1:]])
+    with tempfile.NamedTemporaryFile("r") as told:
+        command = [*python, "determined.launch.torch_distributed", *python, module, *sys.argv[1:]]
+        code = subprocess.call(command, env={**os.environ, processes.EXIT: told.name})
+        return code or int(told.read() or "0")
 
 
 def _site(should_pause: Callable[[], bool]) -> Runtime:

@@ -8,21 +8,24 @@ Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`r
 all of the above. Any other stage refuses more than one. Pausing a stage that is not resumable takes effect when it is
 done; after an hour the master kills it, and it starts over.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written). torchrun makes 1 of 2.
+Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written); torchrun by hand makes 1 of 2.
 """
 
 import argparse
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
 from recipe.progress import on_terminal
 from recipe.run import cluster, processes, result
+from recipe.run.alone import alone
 from recipe.run.claim import claim, release
 from recipe.run.cluster import Runtime
 from recipe.run.plan import load
@@ -43,7 +46,8 @@ def main(name: str, description: str, run: Callable[[Stage], Done | None]) -> No
     facts = STAGES[name]
 
     def work() -> int:
-        _take_gpus(name, facts.shards is not None)
+        if _slots(name, facts.shards is not None) > processes.size():
+            return cluster.launch(f"experiments.{name}")
         with processes.joined():
             return _run(facts, arguments.plan, run)
 
@@ -61,15 +65,19 @@ class Flags(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+        self._how = f"see {self.prog} --help"
+
     def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message}; see {self.prog} --help")
+        raise Refused(f"{message}; {self._how}")
 
     def run(self, work: Callable[[argparse.Namespace, Runtime], dict]) -> int:
         """Exit code of ``work``, whose findings are shown. An empty hyperparameter counts as not given."""
 
         def parse_and_work() -> None:
-            _take_gpus(self.prog.rpartition(".")[2], shared=False)
+            _slots(self.prog.rpartition(".")[2], shared=False)
             with cluster.context(pausable=False) as runtime:
+                if runtime.owner:
+                    self._how = "give it as --config hyperparameters.NAME=VALUE"
                 given = {name: value for name, value in runtime.hyperparameters.items() if value != ""}
                 flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
                 arguments = self.parse_args([*flags, *sys.argv[1:]])
@@ -91,17 +99,34 @@ def guarded(work: Callable[[], int | None]) -> int:
         return _told(f"refused: {refusal}", 2)
     except CheckFailed as failure:
         return _told(f"check failed: {failure}", 1)
-    except OSError as error:
+    except Exception as error:
+        lack = _lack(error)
         # A process beside the main one must end the trial, which its traceback does.
-        if not _is_full(error) or not processes.is_main():
+        if lack is None or not processes.is_main():
             raise
-        return _told(f"check failed: no space left for {error.filename or 'a file'} ({error}); free some and go on", 1)
+        print(f"check failed: {lack}; mend that and start it again: what was finished is kept", file=sys.stderr)
+        return 1  # as it is: the other processes may be waiting for this one
 
 
-def _is_full(error: OSError) -> bool:
-    """Whether a disk or a quota is used up; ``shutil.copytree`` says so in its text alone."""
-    numbers = (errno.ENOSPC, errno.EDQUOT)
-    return error.errno in numbers or error.errno is None and any(f"[Errno {number}]" in str(error) for number in numbers)
+_LACKS = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "no quota left",
+    errno.EROFS: "a read-only file system",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+}
+_NUMBER = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")  # in the texts of shutil.copytree and of safetensors
+
+
+def _lack(error: Exception) -> str | None:
+    """What the file system did not give; None of any other error."""
+    number, found = getattr(error, "errno", None), _NUMBER.search(str(error))
+    if number is None and found:
+        number = int(found[1] or found[2])
+    if number not in _LACKS:
+        return None
+    place = getattr(error, "filename", None)
+    return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({' '.join(str(error).split())[:200]})"
 
 
 def report(to: Runtime | Stage, found: dict) -> None:
@@ -112,32 +137,31 @@ def report(to: Runtime | Stage, found: dict) -> None:
 
 
 def _told(line: str, code: int) -> int:
-    """The main process tells, and ends with ``code``. The others end well, or torchrun would end a main process that still writes."""
-    if not processes.is_main():
-        return 0
-    print(line, file=sys.stderr)
-    return code
+    """The main process tells. Returns the exit code."""
+    if processes.is_main():
+        print(line, file=sys.stderr)
+    return processes.exit_code(code)
 
 
-def _take_gpus(name: str, shared: bool) -> None:
-    """See to one process a GPU.
+def _slots(name: str, shared: bool) -> int:
+    """GPUs that this stage was given.
 
     Raises:
-        Refused: several GPUs for a stage that would leave all but one idle.
+        Refused: several for a stage that would leave all but one idle.
     """
     given = max(cluster.slots(), processes.size())
     if given > 1 and not shared:
         raise Refused(f"{name} uses one GPU and was given {given}; ask for one (resources.slots_per_trial)")
-    if given > processes.size():
-        cluster.launch(f"experiments.{name}")
+    return given
 
 
 def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | None]) -> int:
     name = facts.name
-    with cluster.context(facts.resumable) as runtime:
+    with cluster.context(facts.resumable) as runtime, ExitStack() as held:
         plan_path = plan_path or runtime.hyperparameters.get("plan")
         if not plan_path:
-            raise Refused("no plan given; pass --plan runs/NAME/plan.json (made by experiments.prepare)")
+            how = "--config hyperparameters.plan=/…/runs/NAME/plan.json" if runtime.owner else "--plan runs/NAME/plan.json"
+            raise Refused(f"no plan given; pass {how} (made by experiments.prepare)")
         plan = processes.main_rank(lambda: load(Path(plan_path), check_sources=facts.decides))
         if facts.model:
             _check_gpus(not plan.practice, facts.shards is not None)
@@ -147,7 +171,13 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
                 "for a number that divides them"
             )
         stage = Stage(name, plan, runtime)
-        if processes.main_rank(lambda: claim(stage.folder, runtime.owner, facts.resumable)):
+
+        def claimed() -> bool:
+            if runtime.owner is None:  # a trial is alone by the master's word
+                held.enter_context(alone(plan.run, name))
+            return claim(stage.folder, runtime.owner, facts.resumable)
+
+        if processes.main_rank(claimed):
             start = time.time()
             try:
                 done = run(stage)

@@ -1,4 +1,4 @@
-"""What happened: names of the evidence files and the numbers that follow from recorded rollouts alone.
+"""Evidence: names of its files, and the numbers that follow from recorded rollouts alone.
 
 Pure functions of records, used where a number is first reported and again where it is verified.
 """

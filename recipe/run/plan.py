@@ -1,4 +1,4 @@
-"""What was frozen: everything that a number of this run rests on, by SHA-256, under one plan id.
+"""Plan of a run: everything that its numbers rest on, frozen by SHA-256 under one plan id.
 
 A run folder begins with two files::
 
@@ -31,6 +31,7 @@ OWN = ("experiments", "recipe", "tools", "tests")  # the importable folders of t
 # What reads finished evidence, shows it, or makes practice checkpoints: changing it changes no number.
 READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
+MEASURED = "retention_baseline."  # begins the names of deviations that the retention baseline was recorded under
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -119,6 +120,11 @@ class Plan:
         return Path(self.frozen.retention_baseline.path)
 
     @cached_property
+    def recorded(self) -> baseline.RetentionBaseline:
+        """The retention baseline, read and checked."""
+        return baseline.load(self.retention_baseline)
+
+    @cached_property
     def training_order(self) -> list[Task]:
         """The tasks that training consumes, in order: a seeded draw without repetition, one group each."""
         grpo = self.config.grpo
@@ -164,6 +170,7 @@ def prepare(
             f"({retention.checkpoint[:12]}…, not {identity['digest'][:12]}…); record one for {model} with "
             "experiments.retention_baseline"
         )
+    _check_retention(retention, config)
     splits = _generated(config)
     _check_chat(model, splits, config)
     sources = package_sources()
@@ -179,7 +186,7 @@ def prepare(
         "layout": LAYOUT,
         "practice": practice,
         "config": asdict(config),
-        "deviations": deviations(config),
+        "deviations": deviations(config) | _deviations(retention),
         "checkpoint": {"path": str(model), **identity},
         "retention_baseline": {"path": str(retention.folder), "digest": digest(evidence), "files": evidence},
         "tasks": digest(records),
@@ -210,8 +217,8 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
             finished evidence asks the recorded commit instead (:mod:`recipe.run.repository`). As ``check_inputs``, if
             not given.
 
-    What follows from the configuration (deviations, tasks) or from the checkpoint's files (practice) is derived again:
-    the plan's own word for it is only compared.
+    What follows from the configuration (deviations, tasks), the retention baseline (its deviations, with
+    ``check_inputs``) or the checkpoint's files (practice) is derived again: the plan's own word for it is only compared.
 
     Raises:
         Refused: another layout version, an altered plan, or a changed input; names the file.
@@ -223,9 +230,10 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         raise Refused(f"{path} was altered after it was frozen; prepare a new plan")
     config = complete(frozen.config)
     splits = _generated(config)
+    measured = {name: value for name, value in frozen.deviations.items() if name.startswith(MEASURED)}
     derived = {
         "config": asdict(config),
-        "deviations": deviations(config),
+        "deviations": deviations(config) | measured,
         "practice": PRACTICE in frozen.checkpoint.files,
         "tasks": digest(_records(splits)),
     }
@@ -245,8 +253,34 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         _unchanged("package version of", Path(), frozen.versions, versions())
     if check_inputs:
         for what, tree in (("checkpoint file", frozen.checkpoint), ("retention evidence", frozen.retention_baseline)):
+            if not Path(tree.path).is_dir():
+                raise Refused(
+                    f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
+                )
             _unchanged(what, Path(tree.path), tree.files, tree_digests(Path(tree.path)))
+        _check_retention(plan.recorded, config)
+        if canonical(measured) != canonical(_deviations(plan.recorded)):
+            raise Refused(f"{path}: deviations does not follow from the retention baseline; prepare a new plan")
     return plan
+
+
+def _deviations(retention: baseline.RetentionBaseline) -> dict[str, object]:
+    return {f"{MEASURED}{name}": value for name, value in baseline.deviations(retention).items()}
+
+
+def _check_retention(recorded: baseline.RetentionBaseline, config: Config) -> None:
+    """That the candidate can be compared with its retention baseline, and can fail to keep up with it."""
+    wanted, margin, correct = config.evaluation.precision, config.retention.margin, recorded.counts["correct"]
+    if recorded.precision != wanted:
+        raise Refused(
+            f"the retention baseline {recorded.folder} was recorded in {recorded.precision}, but evaluation.precision is "
+            f"{wanted}; record it with --precision {wanted}"
+        )
+    if margin >= correct:
+        raise Refused(
+            f"the retention gate cannot fail: retention.margin={margin}, and the retention baseline {recorded.folder} "
+            f"has {correct} correct of {recorded.counts['items']} to lose; lower the margin or record more items"
+        )
 
 
 def _generated(config: Config) -> dict[str, list[Task]]:

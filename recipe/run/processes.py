@@ -12,9 +12,11 @@ processes call them in the same order. Any other exception is a defect: it ends 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from recipe.errors import CheckFailed, EnvironmentFault, Refused
 
+EXIT = "MAIN_PROCESS_EXIT"  # environment variable: file for the exit code of the main process
 _TOLD = (CheckFailed, EnvironmentFault, Refused)
 
 
@@ -31,6 +33,19 @@ def size() -> int:
 def is_main() -> bool:
     """Whether this process writes and tells."""
     return rank() == 0
+
+
+def exit_code(code: int) -> int:
+    """What a process that ends in order returns: ``code``, or 0 where whoever launched it reads that in a file.
+
+    torchrun answers any other exit with a traceback of its own and with 1, and ends the processes that still write.
+    """
+    if not is_main():
+        return 0
+    if EXIT not in os.environ:
+        return code
+    Path(os.environ[EXIT]).write_text(str(code))
+    return 0
 
 
 @contextmanager

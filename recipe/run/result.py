@@ -1,4 +1,4 @@
-"""``RUN/STAGE/result.json``: what a stage found, written last, and the strict way back."""
+"""Results, ``RUN/STAGE/result.json``: what a stage found, written last, and the strict way back."""
 
 import math
 import os

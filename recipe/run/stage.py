@@ -1,4 +1,4 @@
-"""What a stage's code works with: the plan, its folder, and where it runs behind a few plain functions."""
+"""Stage as its code sees it: the plan, its folder, and where it runs behind a few plain functions."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a task family is made of, and which ones there are.
+"""Task families: what one is made of, and which ones there are.
 
 A family is a package ``recipe/NAME`` with a :class:`~recipe.task.family.Family` called ``FAMILY``; its name stands in
 :data:`FAMILIES` and, as ``task: NAME``, in a configuration. Nothing outside these packages knows of orders or invoices.

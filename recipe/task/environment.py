@@ -1,4 +1,4 @@
-"""What the agent can do in any family: call tools, whose every answer is logged in private.
+"""Base of every family's environment: tools to call, whose every answer is logged in private.
 
 TRL offers every public bound method of an environment to the policy, so a family's class has ``reset`` and its tools in
 public and nothing else; all that the recipe itself needs are functions of this module. A policy's mistake is answered

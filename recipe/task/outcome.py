@@ -1,4 +1,4 @@
-"""What one rollout achieved, as every family says it, and the answer that it ended with."""
+"""Outcome of one rollout, as every family says it, and the answer that it ended with."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What scripted policies of all families say."""
+"""Words of the scripted policies of all families."""
 
 from recipe.policy.chat import CALL, END_CALL
 

@@ -1,1 +1,1 @@
-"""How a policy learns: TRL's trainer, the tokenizer that it sees, and the checkpoints that it goes on from."""
+"""Training: TRL's trainer, the tokenizer that it sees, and the checkpoints that it goes on from."""

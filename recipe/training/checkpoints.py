@@ -1,4 +1,4 @@
-"""Pausing GRPO at a step and going on as if nothing had happened.
+"""Checkpoints of GRPO: a pause at a step, from which it goes on as if nothing had happened.
 
 A checkpoint of the trainer holds the adapter, the optimizer, the schedule and every random state; the sampler's
 place follows from the step, because the tasks stand in one frozen order. Checkpoints stand in

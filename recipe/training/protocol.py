@@ -1,4 +1,4 @@
-"""What training runs under, setting by setting: as the plan's configuration says it.
+"""The training protocol, setting by setting, as the plan's configuration says it.
 
 :func:`planned` gives a flat record from the configuration alone; :mod:`recipe.training.readback` gives the same
 record from the live trainer. They share no code, or a fault of the code between would be in both. The stage compares

@@ -1,4 +1,4 @@
-"""What training runs under, read back from the live objects: the trainer, its engine, the adapted model, the optimizer.
+"""The training protocol as the live objects have it: the trainer, its engine, the adapted model, the optimizer.
 
 Not from the arguments that they were made with, wherever the object itself can say: what is asked for is not always
 what is there.

@@ -23,7 +23,8 @@ from trl import GRPOTrainer
 
 from recipe.config import Rules
 from recipe.errors import CheckFailed
-from recipe.policy.decoding import RandomStream, make_decoder
+from recipe.policy import make_decoder
+from recipe.policy.decoding import RandomStream
 from recipe.rollout import Rollout, rollout_context
 from recipe.run import processes
 from recipe.task.environment import Environment, begin_turn, events, execute, raise_fault

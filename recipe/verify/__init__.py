@@ -1,1 +1,1 @@
-"""Whether a run's evidence holds, and what it says."""
+"""Verification: whether a run's evidence holds, and what it says."""

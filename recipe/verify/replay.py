@@ -1,4 +1,4 @@
-"""Whether it holds: every recorded rollout derived again, every digest and number recomputed.
+"""Replay of the evidence: every recorded rollout derived again, every digest and number recomputed.
 
 A rollout's record is a function of its task and sampled ids (:mod:`recipe.rollout`). The replay executes each tool
 call again in a fresh environment, renders and tokenises glue and observations again, judges again, and compares
@@ -139,9 +139,9 @@ def advantages(records: Sequence[Trained], config, where: str) -> None:
     for start in range(0, len(rewards), size):
         group = rewards[start : start + size]
         mean = sum(group) / size
-        spread = {"group": _std(group), "batch": _std(rewards), "none": None}[config.scale_rewards]
+        divisor = {"group": _std(group), "batch": _std(rewards), "none": None}[config.scale_rewards]
         for place, reward in enumerate(group, start):
-            wanted = (reward - mean) / (1.0 if spread is None else spread + 1e-4)
+            wanted = (reward - mean) / (1.0 if divisor is None else divisor + 1e-4)
             found = records[place].advantage
             if not abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
                 raise CheckFailed(f"{where} record {place}: field advantage is {found!r}, its group gives {wanted:.6f}")

@@ -55,6 +55,15 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """Types that the weights were loaded in."""
+
+    training: str
+    evaluation: str
+    retention_baseline: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """``summary.json``."""
 
@@ -71,6 +80,7 @@ class Summary:
     training: Metrics
     merge: Metrics
     retention: Metrics
+    precision: Precision
     gates: dict[str, bool]
     limits: list[str]
     provenance: Provenance
@@ -110,6 +120,11 @@ def summarise(plan: Plan, results: Mapping[str, Result]) -> Summary:
         training=results["grpo"].metrics,
         merge=results["merge"].metrics,
         retention=results["retention"].metrics,
+        precision=Precision(
+            training=plan.config.precision,
+            evaluation=plan.config.evaluation.precision,
+            retention_baseline=plan.recorded.precision,
+        ),
         gates=gates,
         limits=list(LIMITS),
         provenance=Provenance(
@@ -232,6 +247,9 @@ def markdown(summary: Summary) -> str:
         f"({kept['gained']} gained, {kept['lost']} lost; at most {kept['margin']} fewer allowed). "
         f"Ambiguous outputs: {kept['ambiguous_before']} before, {kept['ambiguous_after']} after."
         + (" **Regression.**" if kept["regression"] else ""),
+        "",
+        f"Weights were loaded in {summary.precision.retention_baseline} when the retention baseline was recorded "
+        f"and in {summary.precision.evaluation} when the candidate was measured.",
         "",
         "## Gates",
         "",

@@ -119,6 +119,7 @@ class MasterDouble:
     def close(self) -> None:
         with self.world.changed:
             self.closed = True
+            self.faults.closed.set()
             self.world.changed.notify_all()
         self.agent.close()
         self._server.shutdown()

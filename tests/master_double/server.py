@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from .faults import PAGE
 from .rules import Conflict
 from .schema import ConfigError
 
@@ -133,9 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         request = Request(self.command, split.path, parse_qs(split.query), self.rfile.read(length))
+        fault = master.faults.next_for(request.method, request.path)
+        how = fault.how if fault is not None else ""
+        if how in ("page", "silence"):
+            master.requests.append((request.method, request.path, fault.status))
+            self._stand_in(fault)
+            return
         try:
-            fault = master.faults.next_for(request.method, request.path)
-            if fault is not None:
+            if how == "error":
                 raise ApiError(fault.status, "injected failure")
             answer = self._call(request)
         except ApiError as error:
@@ -148,7 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             status = 200
         master.requests.append((request.method, request.path, status))
-        self._send(answer, status)
+        if how == "act silently":
+            self._stand_in(fault)
+        elif how == "half":
+            self._send_half(answer)
+        else:
+            self._send(answer, status)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
@@ -203,6 +214,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.content)))
         self.end_headers()
         self.wfile.write(answer.content)
+
+    def _stand_in(self, fault: Any) -> None:
+        """What a client gets from a proxy whose master is away, or from a connection that has died."""
+        if fault.how == "page":
+            self._send(Bytes(PAGE, "text/html"), fault.status)
+        else:
+            self.server.master.faults.closed.wait()
+            self.close_connection = True
+
+    def _send_half(self, answer: Any) -> None:
+        if isinstance(answer, Iterator):
+            content = b"".join(json.dumps({"result": line}).encode() + b"\n" for line in answer)
+        else:
+            content = answer.content if isinstance(answer, Bytes) else json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(max(len(content), 2)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
 
     def _stream(self, lines: Iterator[dict[str, Any]]) -> None:
         self.send_response(200)

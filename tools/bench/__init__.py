@@ -1,1 +1,1 @@
-"""What the engine gains, by the token and by the pilot; recorded results lie beside."""
+"""Benchmarks of the engine, by the token and by the pilot; recorded results lie beside."""

@@ -1,4 +1,4 @@
-"""What a pilot costs in GPU minutes, decoded natively and by the engine.
+"""Cost of a pilot in GPU minutes, decoded natively and by the engine.
 
 All numbers come from one run on one GPU: the real trainer, evaluation, prompts and default configuration, on random
 weights of the Qwen3 shapes:
@@ -135,8 +135,9 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
 
 def retention(model, chat, protocol: Protocol, tasks: list) -> Callable[[Agent], int]:
     """One batch of the retention protocol; for its length, one German question is as good as another."""
+    from recipe.policy import make_decoder
     from recipe.policy.chat import Chat
-    from recipe.policy.decoding import RandomStream, make_decoder
+    from recipe.policy.decoding import RandomStream
 
     batch = tasks[: protocol.batch_size]
     plain = Chat(chat.tokenizer)  # without the tools

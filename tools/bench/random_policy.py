@@ -63,7 +63,7 @@ def streams(rows: int) -> list:
 
 
 def engine(model, rows: int, sampling=None, end_id: int = NEVER, context: int = CONTEXT):
-    from recipe.config import Sampling
+    from recipe.policy import Sampling
     from recipe.policy.engine.decoder import Engine
 
     return Engine(model, sampling or Sampling(), end_id, 0, rows=rows, context=context)

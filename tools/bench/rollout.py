@@ -1,4 +1,4 @@
-"""How fast the engine speaks beside ``generate`` and the GPU's own memory, and whether it says the same.
+"""Speed of the engine beside ``generate`` and the GPU's own memory, and whether they say the same.
 
 All numbers of a table come from one run on one GPU, on random weights of the Qwen3 shapes:
 
@@ -59,7 +59,7 @@ def _generate(model, rows: int, tokens: int, **options) -> None:
     """One turn of exactly so many tokens, by transformers."""
     import torch
 
-    from recipe.config import Sampling
+    from recipe.policy import Sampling
 
     sampling, ids = Sampling(), torch.tensor(prompts(rows), device=model.device)
     model.generate(

@@ -1,4 +1,4 @@
-"""Whether the engine says what ``generate`` and the trainer's forward say, and draws as transformers does."""
+"""Comparison of the engine with ``generate`` and the trainer's forward, and of its draws with transformers'."""
 
 from tools.bench.random_policy import NEVER, SHAPES, VOCABULARY, build, engine, prompts, streams
 
@@ -7,7 +7,7 @@ def same_tokens() -> dict:
     """Greedy decoding beside ``generate`` in float32, and in bfloat16 beside the trainer's own forward."""
     import torch
 
-    from recipe.config import Sampling
+    from recipe.policy import Sampling
 
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0)
     generator = torch.Generator().manual_seed(5)
@@ -40,7 +40,7 @@ def forced(policy, rows: int = 16, budget: int = 128) -> dict:
     """What the engine samples, judged by the trainer's forward over the same tokens: bfloat16 autocast, full rows."""
     import torch
 
-    from recipe.config import Sampling
+    from recipe.policy import Sampling
 
     out = {}
     for name, sampling in (("greedy", Sampling(0.0, 1.0, 0)), ("sampled", Sampling())):
@@ -62,7 +62,7 @@ def distribution(numbers: int = 2048) -> list[dict]:
     """The sampling kernel at evenly spaced numbers beside transformers' processors, on random bfloat16 logits."""
     import torch
 
-    from recipe.config import Sampling
+    from recipe.policy import Sampling
     from recipe.policy.decoding import warpers
     from recipe.policy.engine.decoder import _State
     from recipe.policy.engine.linear import TILE, TritonLinear

@@ -1,4 +1,4 @@
-"""``python -m tools.driver``."""
+"""Command line, ``python -m tools.driver``."""
 
 import sys
 
@@ -7,5 +7,5 @@ from tools.driver.commands import main
 try:
     sys.exit(main())
 except KeyboardInterrupt:
-    print("stopped; an experiment goes on by itself, and the same command follows it again", file=sys.stderr)
+    print("stopped", file=sys.stderr)
     sys.exit(130)

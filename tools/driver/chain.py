@@ -5,14 +5,10 @@ its result and outputs on disk against how it ended; keep log, metrics and the m
 is in ``RUN/driver.json`` before and after each submission, so that the next call goes on in the middle.
 """
 
-import errno
-import fcntl
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
@@ -24,10 +20,11 @@ from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
 from recipe.stages import STAGES
+from tools import site
+from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
 from tools.driver.remote import ENDED, Master, View
 
-CONFIGURATIONS = ROOT / "determined_configs"
 SETTLING = 20.0  # seconds in which a submission of a driver that was killed may still appear on the master
 LATE = 60.0  # seconds after which a file written on another node is visible here, whatever the file system caches
 LOG_READ, LOG_LINES, LOG_WIDTH = 200, 25, 200  # lines looked through for a reason, lines shown, characters of one
@@ -43,7 +40,7 @@ def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: st
 
     ``store`` asks the merge stage to put its checkpoint into the cluster's storage as well, for the model registry.
     """
-    path = CONFIGURATIONS / f"{name}.yaml"
+    path = site.FOLDER / f"{name}.yaml"
     shipped = read_yaml(dict, path, f"the configuration of stage {name}")
     hyperparameters = parse(dict, shipped.get("hyperparameters"), str(path), "hyperparameters")
     given = {"plan": str(plan_file), **({"store": True} if store and name == "merge" else {})}
@@ -76,19 +73,6 @@ def on_disk(folder: Path, name: str) -> str:
     return "failed" if load_result(folder / name).failure else "complete"
 
 
-@contextmanager
-def alone(run: Path) -> Iterator[None]:
-    """One driver a run; the lock goes with the process, however it ends."""
-    with open(run / ".driver.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(f"another driver is at work on {run}") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            print(f"{run} is on a file system without locks: start no second driver on it", file=sys.stderr)
-        yield
 
 
 class Chain:
@@ -138,9 +122,11 @@ class Chain:
         Raises:
             Refused, CheckFailed: at the first stage that cannot be started or that failed.
         """
-        site = read_yaml(dict[str, str], CONFIGURATIONS / "site.yaml", "the site's values")
-        self._workspace = site["workspace"]
-        self._project = self._master.project(self._workspace, site["project"])
+        here = site.agreed()
+        self._workspace = here.workspace
+        self._project = self._master.project(here.workspace, here.project)
+        if self._model is not None:
+            self._can_register()
         for name in self._stages:
             self._stage(name)
         if self._model is None:
@@ -151,9 +137,25 @@ class Chain:
         done = self._state.registered
         self._say(f"registered: {done.holds} as {done.model} version {done.version}")
 
+    def _can_register(self) -> None:
+        """A merge stage that has ended without storing its checkpoint will not do so any more."""
+        attempts = self._state.attempts.get("merge")
+        if self._state.registered is None and attempts and attempts[-1].ended and self._merged() is None:
+            raise Refused(
+                f"the merged checkpoint of {self._plan.run} is not in the cluster's storage, which the model registry "
+                "needs: its stage was submitted without --register; give --register from the start of a new run"
+            )
+
+    def _merged(self) -> str | None:
+        """Uuid of the merged checkpoint in the cluster's storage."""
+        attempts = self._state.attempts.get("merge")
+        stored = attempts[-1].ended.checkpoints if attempts and attempts[-1].ended else []
+        return next((one.uuid for one in reversed(stored) if self._master.stored(one.uuid) is not None), None)
+
     def _register(self, model: str) -> Registered:
-        """A version for what the merge stage stored; if nothing, for the adapter."""
+        """A version for what the merge stage stored."""
         results = {name: completed(self._plan, name) for name in ("grpo", "merge", "report")}
+        holds = "merge/checkpoint"
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
@@ -161,16 +163,14 @@ class Chain:
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
             "adapter": results["grpo"].ancestor("adapter"),
             "merged_checkpoint": results["merge"].ancestor("merged_checkpoint"),
-            "folder": str(self._plan.run / "merge" / "checkpoint"),
+            "folder": str(self._plan.run / holds),
+            "holds": holds,
         }
-        for name, holds in (("merge", "merge/checkpoint"), ("grpo", "grpo/adapter")):
-            attempts = self._state.attempts.get(name)
-            for checkpoint in reversed(attempts[-1].ended.checkpoints if attempts else []):
-                if self._master.stored(checkpoint.uuid) is not None:
-                    metadata = {**metadata, "holds": holds}
-                    text = f"{holds} of {self._plan.kind} plan {self._plan.id[:16]}"
-                    return self._master.register(model, checkpoint.uuid, holds, self._workspace, text, metadata)
-        raise Refused("no stage of this run left a checkpoint in the cluster's storage; there is nothing to register")
+        uuid = self._merged()
+        if uuid is None:
+            raise Refused(f"stage merge of {self._plan.run} left no checkpoint in the cluster's storage to register")
+        text = f"{holds} of {self._plan.kind} plan {self._plan.id[:16]}"
+        return self._master.register(model, uuid, holds, self._workspace, text, metadata)
 
     # ---- one stage
 
@@ -187,7 +187,7 @@ class Chain:
             self._say(f"{name}: complete, experiment {attempt.experiment}")
             return
         if attempt.experiment is None:
-            attempt.experiment = self._found(name, attempt, known) or self._submitted(name, attempt)
+            attempt.experiment = self._experiment(name, attempt, known)
             self._save()
         number = attempt.experiment
         self._say(f"{name}: experiment {number}, {self._master.page(number)}")
@@ -198,7 +198,8 @@ class Chain:
         except CheckFailed as failure:
             if not (self._again and ended_before):
                 raise
-            self._say(f"{failure}: now")  # it failed while no driver looked, and --resume was said since
+            self._say(str(failure))
+            self._say(f"{name}: --resume was given since; submitting it again")
             self._stage(name)
 
     def _attempt(self, name: str) -> tuple[Attempt | None, bool]:
@@ -223,6 +224,20 @@ class Chain:
         self._save()
         return attempt, False
 
+    def _experiment(self, name: str, attempt: Attempt, known: bool) -> int:
+        """Found again or submitted; where the master's answer got lost, it is looked for before another is submitted."""
+        began = self._now()
+        while (number := self._found(name, attempt, known) or self._submitted(name, attempt)) is None:
+            if self._now() - began > PATIENCE:
+                raise Refused(
+                    f"{self._master.cluster.address} answers no submission of stage {name}; give the same command again "
+                    "later: it looks for the experiment before it submits one"
+                )
+            self._say(f"{name}: the answer to the submission got lost; looking for its experiment")
+            attempt.requested, known = self._now(), True
+            self._save()
+        return number
+
     def _search(self, name: str, attempt: Attempt) -> list[int]:
         """By label and plan; else by the claim on the folder, which also tells of one that was moved or relabelled."""
         found = self._master.find(self._project, name, str(self._plan_file), attempt.label)
@@ -246,7 +261,7 @@ class Chain:
         self._say(f"{name}: found experiment {found[0]} again")
         return found[0]
 
-    def _submitted(self, name: str, attempt: Attempt) -> int:
+    def _submitted(self, name: str, attempt: Attempt) -> int | None:
         if STAGES[name].resumable and on_disk(self._plan.run, name) == "unfinished":
             (self._plan.run / name / CLAIM).unlink(missing_ok=True)  # its experiment has ended: hand it on
         else:

@@ -12,7 +12,9 @@ it was killed: it finds the running experiment again and submits none twice. A s
 """
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,11 +26,13 @@ from recipe import config
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_bytes
 from recipe.records import content
+from recipe.run.alone import alone
 from recipe.run.entrypoint import guarded
 from recipe.run.plan import Plan, load, prepare
 from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
+from tools import site
 from tools.driver import chain, local, manifest, remote
 from tools.driver.records import STATE, load_state
 
@@ -57,16 +61,45 @@ def run(given: argparse.Namespace) -> int:
     if given.dry_run:
         return _dry_run(given)
     screen = Screen()
-    plan_file = given.plan.resolve() if given.plan else _prepared(given, screen)
     if given.local:
-        return local.run(plan_file, NAMES, given.resume)
-    plan = load(plan_file)
-    with chain.alone(plan.run):
-        master = remote.connect(say=screen.say)
+        plan = load(_plan_file(given, screen))
+        with alone(plan.run, "driver"):
+            return local.run(plan, NAMES, given.resume)
+    master = _place(given, screen)  # before anything is frozen
+    plan = load(_plan_file(given, screen))
+    with alone(plan.run, "driver"):
         chain.Chain(plan, NAMES, master, given.resume, given.register, screen.say, screen.progress).run()
         screen.say(f"manifest: {manifest.write(plan, NAMES)}")
     screen.say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
+
+
+def _place(given: argparse.Namespace, screen: Screen) -> remote.Master:
+    """The master of this site, once it is sure that the stages could start there.
+
+    Raises:
+        Refused: values of the site that do not agree, no login, no such workspace, or a path that no experiment would see.
+    """
+    here, then = site.agreed(), ""
+    if given.plan:
+        then = " and prepare a new plan"
+        plan = load(given.plan, check_inputs=False)
+        paths = {"the run": plan.run, "its checkpoint": plan.checkpoint, "its retention baseline": plan.retention_baseline}
+    else:
+        paths = {"--output": given.output, "--model": given.model, "--retention-baseline": given.retention_baseline}
+    for what, path in paths.items():
+        if not path.resolve().is_relative_to(here.mount):
+            raise Refused(
+                f"{what} {path.resolve()} is not below {here.mount}, the one folder that experiments see (mount in "
+                f"site.yaml); put it there{then}"
+            )
+    master = remote.connect(say=screen.say)
+    master.project(here.workspace, here.project)
+    return master
+
+
+def _plan_file(given: argparse.Namespace, screen: Screen) -> Path:
+    return Path(os.path.realpath(given.plan)) if given.plan else _prepared(given, screen)
 
 
 def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
@@ -90,8 +123,9 @@ def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
 
 def _dry_run(given: argparse.Namespace) -> int:
     """Print every configuration as it would be submitted. Asks no master and writes nothing."""
+    site.agreed()
     plan_file = given.plan.resolve() if given.plan else given.output.resolve() / "plan.json"
-    plan = load(plan_file) if plan_file.exists() else None
+    plan = load(plan_file) if given.plan or plan_file.exists() else None
     identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
     for name in NAMES:
         label, store = chain.label_of(identity, name, 1), given.register is not None
@@ -186,7 +220,7 @@ def main() -> int:
     start.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
     start.add_argument("--local", action="store_true", help="on this machine, one process a stage")
     start.add_argument("--resume", action="store_true", help="repeat what failed; with --local: go on")
-    start.add_argument("--register", metavar="NAME", help="put the outcome into the model registry")
+    start.add_argument("--register", metavar="NAME", help="put the merged checkpoint into the model registry")
     start.add_argument("--dry-run", action="store_true", help="print the configurations, submit nothing")
     for name, text in (
         ("status", "a table of the stages"),
@@ -210,7 +244,12 @@ def main() -> int:
             start.error("give either --plan, or --model, --retention-baseline and --output")
         if given.local and (given.register or given.dry_run):
             start.error("--register and --dry-run are for the cluster")
-        return guarded(lambda: run(given))
+        try:
+            return guarded(lambda: run(given))
+        except KeyboardInterrupt:
+            follows = "an experiment goes on by itself, and the same command follows it again"
+            print(f"stopped; {'go on with --resume' if given.local else follows}", file=sys.stderr)
+            return 128 + signal.SIGINT
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),

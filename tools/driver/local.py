@@ -1,21 +1,20 @@
 """The stages on this machine, one after another, each in a process of its own with its log in RUN/logs/."""
 
-import os
-import subprocess
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from recipe.config import read, resolve
 from recipe.errors import Refused
 from recipe.practice import SHIPPED
-from recipe.progress import BARS, clock
+from recipe.progress import clock
+from recipe.run.alone import alone
 from recipe.run.evidence import RESULT
-from recipe.run.plan import ROOT, Plan, load
+from recipe.run.plan import PLAN, Plan
 from recipe.run.result import completed
 from recipe.stages import STAGES
-from tools.driver import manifest
+from tools.driver import manifest, process
 from tools.driver.chain import on_disk, set_aside
 from tools.driver.records import STATE
 
@@ -31,9 +30,8 @@ DEMO_SECONDS = {
 }
 
 
-def run(plan_path: Path, stages: Sequence[str], resume: bool) -> int:
+def run(plan: Plan, stages: Sequence[str], resume: bool) -> int:
     """Run what is not complete; with ``resume`` after an earlier start. Returns the exit code of the chain."""
-    plan = load(plan_path)
     used = [name for name in stages if (plan.run / name).exists()]
     if used and not resume:
         raise Refused(f"{plan.run} is used already (stage {used[0]}); prepare a new run, or continue with --resume")
@@ -48,15 +46,23 @@ def run(plan_path: Path, stages: Sequence[str], resume: bool) -> int:
             print(f"{name}: complete", flush=True)
             continue
         if not (STAGES[name].resumable and disk == "unfinished"):
-            set_aside(plan.run / name)
+            with alone(plan.run, name):  # not from under a stage that was started by hand
+                set_aside(plan.run / name)
         print(f"[{place} of {len(stages)}] {name} ...", flush=True)
-        start = time.monotonic()
-        code = _process(plan, plan_path, name)
-        if code:
-            print(f"{name}: failed with exit code {code}; its log is {_log(plan, name)}", file=sys.stderr)
-            return code
+        start, log = time.monotonic(), plan.run / "logs" / f"{name}.log"
+        command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan.run / PLAN)]
+        ended = process.run(command, log)
+        if ended.unlogged:
+            print(f"{name}: {log} is incomplete ({ended.unlogged})", file=sys.stderr)
+        if ended.stopped:
+            print(f"{name}: stopped by {ended.stopped.name}; go on with: {_again(plan)}", file=sys.stderr)
+            return 128 + ended.stopped
+        if ended.code:
+            print(f"{name}: failed with exit code {ended.code}; its log is {log}", file=sys.stderr)
+            print(f"once that is mended, go on with: {_again(plan)}", file=sys.stderr)
+            return ended.code if ended.code > 0 else 128 - ended.code
         if not (plan.run / name / RESULT).exists():
-            print(f"{name}: paused; continue with --resume")
+            print(f"{name}: paused; go on with: {_again(plan)}")
             return 0
         seconds = time.monotonic() - start
         if disk != "unfinished":  # the rest of a stage says nothing about the whole
@@ -68,36 +74,11 @@ def run(plan_path: Path, stages: Sequence[str], resume: bool) -> int:
     return 0
 
 
-def _process(plan: Plan, plan_path: Path, name: str) -> int:
-    """One stage's process; what it prints goes to the terminal and to its log."""
-    log = _log(plan, name)
-    log.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan_path)]
-    bars = {BARS: "1"} if sys.stderr.isatty() else {}
-    with open(log, "ab") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **bars}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        line = b""
-        while chunk := os.read(process.stdout.fileno(), 1 << 16):  # not by line: progress bars end in \r
-            sys.stderr.buffer.write(chunk)
-            sys.stderr.flush()
-            *whole, line = (line + chunk).split(b"\n")
-            file.writelines(_last_shown(one) + b"\n" for one in whole)
-        file.write(_last_shown(line))
-        return process.wait()
+def _again(plan: Plan) -> str:
+    return f"python -m tools.driver run --local --resume --plan {shlex.quote(str(plan.run / PLAN))}"
 
 
 def _left(took: dict[str, float], ahead: Sequence[str]) -> float:
     """Seconds that the stages ahead will take, if this machine keeps its pace; 0 where there is nothing to judge by."""
     known = sum(DEMO_SECONDS[name] for name in took)
     return sum(took.values()) / known * sum(DEMO_SECONDS[name] for name in ahead) if known else 0.0
-
-
-def _last_shown(line: bytes) -> bytes:
-    """What a terminal shows of a line in the end: a bar is drawn over its earlier states."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def _log(plan: Plan, name: str) -> Path:
-    return plan.run / "logs" / f"{name}.log"

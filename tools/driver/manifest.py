@@ -1,4 +1,4 @@
-"""``RUN/manifest.json``: what a run made of what, and the proof of it again, later and elsewhere.
+"""Manifest, ``RUN/manifest.json``: what a run made of what, and the proof of it again, later and elsewhere.
 
 An in-toto Statement (https://in-toto.io/Statement/v1) about the files of the merged checkpoint and of the summary,
 with a SLSA provenance predicate (https://slsa.dev/provenance/v1) whose extension fields, named ``recipe_…`` as that

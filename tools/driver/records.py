@@ -1,4 +1,4 @@
-"""What the driver writes down about a run on the cluster, typed.
+"""Records of the driver about a run on the cluster, typed.
 
 ``RUN/driver.json`` is a :class:`State`. It is written before and after everything that the driver asks of the
 cluster, so that a driver that was killed knows what it had in hand.

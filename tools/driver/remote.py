@@ -9,7 +9,6 @@ a 0.35 master answers; ``/info`` tells the version to both.
 
 import getpass
 import io
-import json
 import os
 import sys
 import time
@@ -19,18 +18,15 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from recipe.errors import Refused
 from recipe.files import write_bytes, write_lines
+from tools.driver.patience import NO_LOGIN, PATIENCE, Away, Patience, first_line, in_one_line, passing, timed
 from tools.driver.records import Cluster, Experiment, Policy, Registered, Segment, Stored
 
 ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
-PATIENCE = 600.0  # seconds that a master may be away while an experiment is followed
-HICCUP = 5.0  # seconds of it that nobody needs to hear of
-NO_LOGIN = "no valid login at {}; run `det user login USER`, or set DET_USER and DET_PASS"
 
 
 @dataclass(frozen=True)
@@ -56,25 +52,15 @@ def _without_prompt(address: str) -> Iterator[None]:
         getpass.getpass = asked
 
 
-@contextmanager
-def _in_one_line(address: str) -> Iterator[None]:
-    """The master's refusals as one line each."""
-    from determined.common.api import errors
-
-    try:
-        yield
-    except errors.MasterNotFoundException:
-        raise Refused(f"no master answers at {address}; set DET_MASTER, or try again later") from None
-    except errors.UnauthenticatedException:
-        raise Refused(NO_LOGIN.format(address)) from None
-    except errors.BadRequestException as error:
-        raise Refused(f"the master at {address} answers: {_first_line(error)}") from None
-
-
-def connect(recorded: str | None = None, say: Callable[[str], None] = partial(print, file=sys.stderr)) -> "Master":
+def connect(
+    recorded: str | None = None,
+    say: Callable[[str], None] = partial(print, file=sys.stderr),
+    sleep: Callable[[float], None] = time.sleep,
+    limit: float = PATIENCE,
+) -> "Master":
     """Log in by Determined's own means: DET_MASTER (else the ``recorded`` address), the user's cached login, DET_USER.
 
-    ``say`` shows a line to the user, when the master is waited for.
+    ``say`` shows a line to the user, when the master is waited for, and ``limit`` says for how many seconds at most.
 
     Raises:
         Refused: no such package, no master, or no valid login.
@@ -84,24 +70,50 @@ def connect(recorded: str | None = None, say: Callable[[str], None] = partial(pr
             warnings.simplefilter("ignore", FutureWarning)  # the package warns of its own old names
             import determined
             from determined.common import api
+            from determined.common.api import errors
             from determined.experimental.client import Determined
     except ModuleNotFoundError:
         raise Refused("determined is not installed here; install it, or use run --local") from None
     named = os.environ.get("DET_MASTER") or os.environ.get("DET_MASTER_ADDR")
-    address = api.canonicalize_master_url(named or recorded or api.get_default_master_url())
-    with _without_prompt(address), _in_one_line(address):
-        client = Determined(master=address)
-        about = client._session.get("info").json()
-        return Master(client, Cluster(about["cluster_id"], address, about["version"], determined.__version__), say)
+    try:
+        address = api.canonicalize_master_url(named or recorded or api.get_default_master_url())
+    except ValueError as error:
+        raise Refused(f"DET_MASTER is no address: {error}") from None
+    patience = Patience(address, say, sleep, limit)
+    with _without_prompt(address), timed():
+        about = patience.asked(lambda: _about(address), found=False)
+        try:
+            client = patience.asked(lambda: Determined(master=address), known=(errors.CorruptTokenCacheException,))
+        except errors.CorruptTokenCacheException:
+            raise Refused(NO_LOGIN.format(address)) from None
+    cluster = Cluster(about["cluster_id"], address, about["version"], determined.__version__)
+    return Master(client, cluster, say, sleep, limit)
+
+
+def _about(address: str) -> dict:
+    """What a master tells of itself to anybody."""
+    from determined.common import api
+    from determined.common.api import certs
+
+    about = api.UnauthSession(master=address, cert=certs.default_load(address)).get("info").json()
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("cluster_id", "version")):
+        raise Away("an answer of another form")
+    return about
 
 
 class Master:
     """A logged-in master. Questions are asked again while it does not answer; a submission never is."""
 
     def __init__(
-        self, client, cluster: Cluster, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+        self,
+        client,
+        cluster: Cluster,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
+        limit: float = PATIENCE,
     ):
-        self._client, self._session, self._say, self._sleep = client, client._session, say, sleep
+        self._client, self._session = client, client._session
+        self._asked = Patience(cluster.address, say, sleep, limit).asked
         self.cluster = cluster
 
     def page(self, experiment: int) -> str:
@@ -110,14 +122,17 @@ class Master:
 
     def project(self, workspace: str, name: str) -> int:
         """Id of a project, which is made where it is missing; the workspace must be there."""
-        spaces = {space.name: space for space in self._asked(self._client.list_workspaces)}
-        if workspace not in spaces:
-            raise Refused(f"workspace {workspace} is not on {self.cluster.address} (or not yours); see site.yaml")
-        projects = {project.name: project.id for project in self._asked(spaces[workspace].list_projects)}
-        if name not in projects:
-            with _in_one_line(self.cluster.address):
-                projects[name] = spaces[workspace].create_project(name, "agentic RL on German order tasks").id
-        return projects[name]
+
+        def found_or_made() -> int:
+            spaces = {space.name: space for space in self._client.list_workspaces()}
+            if workspace not in spaces:
+                raise Refused(f"workspace {workspace} is not on {self.cluster.address} (or not yours); see site.yaml")
+            projects = {project.name: project.id for project in spaces[workspace].list_projects()}
+            if name not in projects:  # made and the answer lost: the next time it is there
+                projects[name] = spaces[workspace].create_project(name, "agentic RL on German tasks").id
+            return projects[name]
+
+        return self._asked(found_or_made)
 
     def find(self, project: int, stage: str, plan: str, label: str) -> list[int]:
         """Experiments of a stage with this plan file that carry ``label`` or have not ended (started by hand).
@@ -130,39 +145,46 @@ class Master:
         ids = sorted({found.id for found in [*labelled, *alive]})
         return [number for number in ids if _plan_of(self._experiment(number).config) == plan]
 
-    def submit(self, configuration: dict, context: Path, project: int) -> int:
+    def submit(self, configuration: dict, context: Path, project: int) -> int | None:
         """Create and start an experiment with ``context`` as its files; returns its id.
 
+        None: the answer got lost, and there may be an experiment or none. Never asked again here, for that reason.
+
         Raises:
-            Refused: what the master says about the configuration, or that the answer got lost.
+            Refused: what the master says about the configuration.
         """
         from determined.common.api import errors
 
         try:
             with redirect_stdout(io.StringIO()):  # the SDK's count of files
                 return self._client.create_experiment(configuration, context, project_id=project).id
-        except errors.MasterNotFoundException:
-            raise Refused(
-                f"the answer of {self.cluster.address} to a submission got lost; give the same command again: "
-                "it looks for the experiment before it submits one"
-            ) from None
-        except (errors.BadRequestException, ValueError) as error:
-            raise Refused(f"stage {configuration['name']} cannot be submitted: {_first_line(error)}") from None
+        except errors.UnauthenticatedException:
+            with in_one_line(self.cluster.address):
+                raise
+        except Exception as error:
+            away = passing(error)
+            if away is not None and not away.rejected:
+                return None
+            if away is None and not isinstance(error, errors.BadRequestException | ValueError):
+                raise
+            raise Refused(f"stage {configuration['name']} cannot be submitted: {first_line(error)}") from None
 
     def annotate(self, experiment: int, text: str) -> None:
         """Replace the notes of an experiment, which its page shows as Markdown; one that was deleted has no page."""
         from determined.common.api import errors
 
         with suppress(errors.NotFoundException):
-            self._asked(lambda: self._client.get_experiment(experiment).set_notes(text))
+            self._asked(
+                lambda: self._client.get_experiment(experiment).set_notes(text), known=(errors.NotFoundException,)
+            )
 
     def look(self, experiment: int) -> View:
         """State ``DELETED`` also says that the master does not know the experiment."""
         from determined.common.api import errors
 
         try:
-            found = self._experiment(experiment)
-            trial = self._trial(experiment)
+            found = self._experiment(experiment, errors.NotFoundException)
+            trial = self._trial(experiment, errors.NotFoundException)
         except errors.NotFoundException:
             return View("DELETED", 0, {})
         if trial is None:
@@ -211,7 +233,7 @@ class Master:
         from determined.common.api import errors
 
         try:
-            checkpoint = self._asked(lambda: self._client.get_checkpoint(uuid))
+            checkpoint = self._asked(lambda: self._client.get_checkpoint(uuid), known=(errors.NotFoundException,))
         except errors.NotFoundException:
             return None
         return dict(checkpoint.metadata) if checkpoint.state.name == "COMPLETED" else None
@@ -227,8 +249,7 @@ class Master:
     def save_reports(self, experiment: int, log: Path, metrics: Path) -> None:
         """Write the trial's log and everything that it reported to two files."""
         summary = self._trial(experiment)
-        trial = self._client.get_trial(summary.id)
-        lines = self._asked(lambda: list(trial.iter_logs()))
+        lines = self._asked(lambda: list(self._client.get_trial(summary.id).iter_logs()))
         write_bytes(log, "".join(line if line.endswith("\n") else f"{line}\n" for line in lines).encode())
         names = {"avg_metrics": "training", "validation_metrics": "validation"}
         reports = []
@@ -247,7 +268,7 @@ class Master:
         """
         from determined.common.api import bindings, errors
 
-        with _in_one_line(self.cluster.address):
+        def found_or_made() -> int:
             try:
                 model = self._client.get_model(name)
             except errors.NotFoundException:
@@ -257,16 +278,18 @@ class Master:
             number = version.model_version
             change = bindings.v1PatchModelVersion(metadata=metadata, comment=description)
             bindings.patch_PatchModelVersion(self._session, body=change, modelName=name, modelVersionNum=number)
-        return Registered(name, number, uuid, holds)
+            return number
 
-    def _experiment(self, number: int):
-        return self._asked(lambda: self._client.get_experiment(number))
+        return Registered(name, self._asked(found_or_made), uuid, holds)
 
-    def _trial(self, experiment: int):
+    def _experiment(self, number: int, *known: type[Exception]):
+        return self._asked(lambda: self._client.get_experiment(number), known)
+
+    def _trial(self, experiment: int, *known: type[Exception]):
         """The experiment's one trial (the searcher is ``single``) in the bindings' form; None before it is made."""
         from determined.common.api import bindings
 
-        trials = self._asked(lambda: bindings.get_GetExperimentTrials(self._session, experimentId=experiment).trials)
+        trials = self._asked(lambda: bindings.get_GetExperimentTrials(self._session, experimentId=experiment).trials, known)
         return trials[0] if trials else None
 
     def _segments(self, trial) -> list[Segment]:
@@ -292,32 +315,6 @@ class Master:
     def _reports(self, trial: int, group: str) -> list:
         return self._asked(lambda: list(self._client.get_trial(trial).iter_metrics(group)))
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
-        """The answer to a question that changes nothing; asked again while the master is away or restarts."""
-        from determined.common.api import errors
-
-        waited, pause = 0.0, 1.0
-        while True:
-            try:
-                answer = question()
-                if waited > HICCUP:
-                    self._say(f"{self.cluster.address} answers again")
-                return answer
-            except errors.NotFoundException:
-                raise
-            except (errors.MasterNotFoundException, errors.APIException) as error:
-                lasting = isinstance(error, errors.APIException) and error.status_code < 500
-                if lasting or waited >= PATIENCE:
-                    with _in_one_line(self.cluster.address):
-                        raise
-            except errors.BadRequestException:
-                with _in_one_line(self.cluster.address):
-                    raise
-            if waited <= HICCUP < waited + pause:
-                self._say(f"{self.cluster.address} does not answer; asking again for {PATIENCE / 60:.0f} minutes")
-            self._sleep(pause)
-            waited, pause = waited + pause, min(pause * 2, 30.0)
-
 
 def _state(experiment) -> str:
     return experiment.state.name
@@ -334,12 +331,3 @@ def _plan_of(configuration: dict | None) -> str | None:
     """The plan file of an experiment; the master writes a constant as it is or as ``{type: const, val: …}``."""
     value = ((configuration or {}).get("hyperparameters") or {}).get("plan")
     return value.get("val") if isinstance(value, dict) else value
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    try:
-        text = json.loads(text)["message"]  # what the master's gateway answers
-    except (ValueError, KeyError, TypeError):
-        pass
-    return text.splitlines()[0] if text else type(error).__name__

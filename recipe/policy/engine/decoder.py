@@ -1,4 +1,4 @@
-"""The decoding engine: many conversations spoken side by side, at the speed at which the GPU reads the weights.
+"""The decoding engine: many conversations sampled side by side, at the speed at which the GPU reads the weights.
 
 ``rows`` slots of a static cache hold one conversation each. A token step serves all of them in one captured CUDA
 graph, whatever their lengths: positions, budgets, random numbers and the end of a turn live on the device. The
@@ -6,7 +6,7 @@ host looks every few steps which rows ended, hands their turns over, and gives f
 
 * **Prefixes are kept.** A prompt that extends what a slot has read costs only its new tokens, and what the
   prompts of a batch share is read once. Which weights the
-  cache was read with is part of it: before anything is spoken the engine sums the bits of every weight and drops
+  cache was read with is part of it: before anything is sampled the engine sums the bits of every weight and drops
   all prefixes when a sum changed, however the weights were changed and whoever changed them.
 * **Randomness is the row's own**: one number of its stream a sampled token, the same that :mod:`recipe.policy.decoding`
   takes, so that a conversation depends neither on its neighbours nor on its slot.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from recipe.config import Sampling
 from recipe.errors import CheckFailed
+from recipe.policy import Sampling
 from recipe.policy.decoding import Decoder, Dialogue, Request, Sampled, warpers
 from recipe.policy.engine.model import Cache, Tokens, TorchAttention, TorchLinear, TorchSums, forward, read
 
@@ -152,7 +152,7 @@ class Engine(Decoder):
         return [Sampled(row[:count], logs[:count]) for row, logs, count in zip(ids, logprobs, counts)]
 
     def _admit(self, requests: list[Request], free: list[int]) -> list[int]:
-        """Give every request the free slot that holds most of its prompt, read the rest, and let it speak.
+        """Give every request the free slot that holds most of its prompt, read the rest, and sample its turn.
 
         The last token of a prompt is always left to the token step, whose logits are those of the first sample.
         """
@@ -172,7 +172,7 @@ class Engine(Decoder):
             if slots[place] < 0 and slot not in slots:
                 slots[place] = slot
         for slot in slots:
-            self._read[slot] = []  # until the turn is spoken
+            self._read[slot] = []  # until the turn is over
         places = enumerate(zip(requests, slots))
         self._read_prompts([(request.prompt[:-1], slot, held[place, slot]) for place, (request, slot) in places])
         self._start_rows(requests, torch.tensor(slots, device=self._device))
