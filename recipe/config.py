@@ -9,7 +9,7 @@ from pathlib import Path
 from recipe.errors import Refused
 from recipe.policy import PRECISIONS, Sampling, decoder_choice
 from recipe.records import read_yaml
-from recipe.settings import build, differences, one_of, or_zero
+from recipe.settings import build, differences, one_of, or_zero, up_to
 from recipe.task import FAMILIES, family
 from recipe.task.family import Family
 
@@ -62,7 +62,7 @@ class Evaluation:
     """
 
     precision: str = one_of("float32", "bfloat16")
-    samples_per_task: int = 1
+    samples_per_task: int = up_to(1_000, 1)
     batch_size: int = 32
 
 
@@ -85,9 +85,9 @@ class Tasks:
     """Sizes of the splits and the seed that they are drawn from."""
 
     seed: int = or_zero(20_260)
-    train: int = 128
-    development: int = 32
-    test: int = 32
+    train: int = up_to(100_000, 128)
+    development: int = up_to(100_000, 32)
+    test: int = up_to(100_000, 32)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Config:
 
 def read(path: Path | None) -> dict | None:
     """Overrides from a YAML file; None without one."""
-    return None if path is None else read_yaml(path, "the configuration")
+    return None if path is None else read_yaml(dict | None, path, "the configuration")
 
 
 def resolve(overrides: dict | None) -> Config:

@@ -6,6 +6,7 @@ the comparison is paired by item.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from recipe.config import Evaluation, Rules
@@ -15,6 +16,7 @@ from recipe.policy.chat import Chat
 from recipe.policy.decoding import RandomStream
 from recipe.rollout import Rollout, agent_chat, dialogue, rollout_context
 from recipe.run import evidence
+from recipe.run.evidence import Evaluated
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.task.family import Task
@@ -31,7 +33,7 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     with stage.progress(len(plan.splits["test"]) * settings.samples_per_task, "rollout") as progress:
         records = evaluate(model, chat, plan.splits["test"], plan.config.rules, settings, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
-    write_lines(stage.folder / evidence.ROLLOUTS, records)
+    write_lines(stage.folder / evidence.ROLLOUTS, map(asdict, records))
     return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
 
 
@@ -48,7 +50,7 @@ def evaluate(
     rules: Rules,
     evaluation: Evaluation,
     finished: Callable[[], object] = lambda: None,
-) -> list[dict]:
+) -> list[Evaluated]:
     """Records of ``samples_per_task`` rollouts a task, in task order; ``finished`` is called as each ends.
 
     ``model`` is evaluated as it is: put it into ``eval()`` first.
@@ -63,4 +65,4 @@ def evaluate(
         ),
         finished,
     )
-    return [{**rollout.record(), "sample": number} for rollout, (_, number) in zip(rollouts, wanted, strict=True)]
+    return [rollout.record(Evaluated, sample=number) for rollout, (_, number) in zip(rollouts, wanted, strict=True)]

@@ -20,6 +20,7 @@ It fails, evidence kept, unless some group had mixed rewards, gradients were non
 
 import hashlib
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -33,9 +34,10 @@ from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
 from recipe.files import digest, follow_umask, tree_digests, write_json, write_lines
 from recipe.policy import checkpoint
-from recipe.records import read_json
+from recipe.records import parse, read
 from recipe.rollout import agent_chat
 from recipe.run import evidence, processes
+from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.training import checkpoints
@@ -52,6 +54,7 @@ def train(stage: Stage) -> Done | None:
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)
     chat = agent_chat(tokenizer, config.rules.family)
     resumed_from, step = processes.main_rank(lambda: checkpoints.latest(stage))
+    processes.main_rank(lambda: checkpoints.cut_back(stage, step))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
     trainer = AgenticGRPOTrainer(
@@ -158,10 +161,10 @@ class Recorder(TrainerCallback):
 
     def __init__(self, stage: Stage, done: int):
         self._stage = stage
-        self._held: list[dict] = []
+        self._held: list[Trained] = []
         self._start = time.perf_counter()
         self._progress = stage.progress(stage.plan.config.grpo.steps, "step", done=done)
-        self.steps = [read_json(self._path(step), "a training step") for step in range(1, done + 1)]
+        self.steps = [evidence.read_step(self._path(step)) for step in range(1, done + 1)]
 
     def _path(self, step: int) -> Path:
         return self._stage.folder / evidence.STEPS / evidence.step_name(step)
@@ -169,7 +172,7 @@ class Recorder(TrainerCallback):
     def hold(self, rollouts, advantages) -> None:
         """Keep a scored batch, the parts of all processes, until its step ends."""
         own = [
-            {**rollout.record(), "advantage": advantage}
+            rollout.record(Trained, advantage=advantage)
             for rollout, advantage in zip(rollouts, advantages, strict=True)
         ]
         self._held = [record for part in processes.gather(lambda: own) for record in part]
@@ -186,15 +189,15 @@ class Recorder(TrainerCallback):
         step = state.global_step
         size = self._stage.plan.config.grpo.num_generations
         metrics = {ours: float(logs[theirs]) for theirs, ours in _KEPT.items() if theirs in logs}
-        record = {"step": step, "rollouts": self._held, "metrics": {**metrics, **evidence.step_metrics(self._held, size)}}
-        write_json(self._path(step), record)
+        record = Step(step, self._held, {**metrics, **evidence.step_metrics(self._held, size)})
+        write_json(self._path(step), asdict(record))
         self.steps.append(record)
         now = time.perf_counter()
-        tokens = sum(rollout["outcome"]["tokens"] for rollout in self._held)
+        tokens = sum(rollout.outcome["tokens"] for rollout in self._held)
         speed = {"tokens_per_second": tokens / (now - self._start), "step_seconds": now - self._start}
-        self._stage.report("training", step, {**record["metrics"], **speed})
+        self._stage.report("training", step, {**record.metrics, **speed})
         self._start = now
-        self._progress.update(reward=f"{record['metrics']['reward']:.2f}")
+        self._progress.update(reward=f"{record.metrics['reward']:.2f}")
 
     def on_train_end(self, args, state, control, **_):
         self._progress.close()
@@ -217,10 +220,10 @@ class Validation(TrainerCallback):
         model.train()
         if processes.is_main():
             path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step)
-            write_lines(path, records)
+            write_lines(path, map(asdict, records))
             self._stage.report("validation", state.global_step, evidence.aggregate(records))
 
-    def _share(self, model) -> list[dict]:
+    def _share(self, model) -> list[Evaluated]:
         """The records that fall to this process; none where there are more processes than tasks."""
         config, tasks = self._stage.plan.config, processes.share(self._stage.plan.splits["development"])
         if not tasks:
@@ -241,11 +244,13 @@ def save_adapter(model, folder: Path) -> None:
     """Write the adapter so that equal adapters are equal files: PEFT lists its target modules in hash order."""
     model.save_pretrained(folder)
     follow_umask(folder)
-    settings = read_json(folder / "adapter_config.json", "the adapter's configuration")
-    write_json(folder / "adapter_config.json", {**settings, "target_modules": sorted(settings["target_modules"])})
+    path = folder / "adapter_config.json"
+    settings = read(dict, path, "the adapter's configuration")
+    modules = parse(list[str], settings.get("target_modules"), str(path), "target_modules")
+    write_json(path, {**settings, "target_modules": sorted(modules)})
 
 
-def keep_adapter(stage: Stage, model, steps: list[dict], before: str) -> Done:
+def keep_adapter(stage: Stage, model, steps: list[Step], before: str) -> Done:
     """Keep the adapter, here and on a cluster, and judge the run that made it. ``before``: its digest at the start."""
     after = adapter_digest(model)
     adapter = stage.folder / "adapter"
@@ -256,7 +261,7 @@ def keep_adapter(stage: Stage, model, steps: list[dict], before: str) -> Done:
     return judged(stage, steps, before, after)
 
 
-def judged(stage: Stage, steps: list[dict], before: str, after: str) -> Done:
+def judged(stage: Stage, steps: list[Step], before: str, after: str) -> Done:
     """Aggregate a run and hold it against the gates that say whether anything was learned from."""
     metrics = evidence.training_metrics(steps)
     gates = {

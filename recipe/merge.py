@@ -22,8 +22,7 @@ from peft import PeftModel
 from recipe.errors import CheckFailed
 from recipe.files import digest, file_digest, follow_umask, tree_digests, write_bytes
 from recipe.policy import checkpoint, configuration
-from recipe.records import read_lines
-from recipe.run.evidence import ROLLOUTS
+from recipe.run.evidence import ROLLOUTS, read_rollouts
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 
@@ -63,7 +62,7 @@ def merge(stage: Stage) -> Done:
         "adapter": trained.ancestry["adapter"],
         "merged_checkpoint": checkpoint.identity(target)["digest"],
     }
-    if stage.runtime.hyperparameters.get("store"):  # asked for where it is to be registered: a second copy of the weights
+    if stage.runtime.keep_merged:
         stage.store(target, 1, {"plan_id": plan.id, "merged_checkpoint": ancestry["merged_checkpoint"]})
     failure = f"the merged checkpoint is not base + adapter: {', '.join(failed)} did not hold" if failed else None
     return Done(metrics, gates, ancestry, failure)
@@ -71,8 +70,8 @@ def merge(stage: Stage) -> Done:
 
 def frozen_inputs(path: Path) -> list[list[int]]:
     """Token rows (prompt and completion) of the first baseline rollouts."""
-    records = read_lines(path, "the baseline's rollouts")
-    return [record["prompt_ids"] + record["ids"] for record in records[:INPUTS]]
+    records = read_rollouts(path, "the baseline's rollouts")
+    return [record.prompt_ids + record.ids for record in records[:INPUTS]]
 
 
 def write(base: Path, adapter: Path, target: Path) -> None:

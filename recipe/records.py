@@ -2,11 +2,12 @@
 
 A record is a frozen dataclass; its annotations are the file's format. Whatever does not fit, from a second value for a
 key to a pipe in place of the file, is one line that names file, record and field. ``true``, ``1`` and ``1.0`` are three
-different things.
+different things. What was read equals what was written: ``asdict`` gives the file's value back.
 """
 
 import json
 import math
+import re
 import stat
 import types
 from dataclasses import fields, is_dataclass
@@ -19,15 +20,38 @@ from recipe.files import permitted
 
 DIGITS = 18  # of an integer: more than any count, id or time takes
 DEPTH = 64  # of nesting
+YAML_SIZE = 1 << 16  # bytes: its reader takes seconds for a megabyte, and a person writes less
+BOM = b"\xef\xbb\xbf"
+_PLAIN_KEY = re.compile(r"[\w/.+-]{1,100}", re.ASCII)
 
 
-def read(kind: Any, path: Path, what: str) -> Any:
+def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None) -> Any:
     """The JSON file at ``path`` as ``kind``; ``what`` names it where it is refused.
 
+    Args:
+        layout: the version that the file's key ``layout`` must have, and what to do about another one.
+
     Raises:
-        Refused: it is missing, no regular file, not strict JSON, or does not fit.
+        Refused: it is missing, no regular file, not strict JSON, of another layout, or does not fit.
     """
-    return parse(kind, read_json(path, what), Path(path).name)
+    value = read_json(path, what)
+    if layout is not None:
+        wanted, remedy = layout
+        found = value.get("layout") if type(value) is dict else None
+        if type(found) is not int or found != wanted:
+            raise Refused(f"{path} has layout {short(found)}, this package reads layout {wanted}; {remedy}")
+    return parse(kind, value, str(path))
+
+
+def read_lines(kind: Any, path: Path, what: str) -> list:
+    """The records of a file of one JSON document a line, each as ``kind``. Raises as :func:`read` does."""
+    # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
+    lines = content(path, what).splitlines()
+    why = f"{what} is not readable as JSON lines: {path}"
+    return [
+        parse(kind, plain(line, f"{why}: line {number}"), f"{path}: line {number}")
+        for number, line in enumerate(lines, 1)
+    ]
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -35,22 +59,20 @@ def read_json(path: Path, what: str) -> Any:
     return plain(content(path, what), f"{what} is not readable JSON: {path}")
 
 
-def read_lines(path: Path, what: str) -> list:
-    """The plain values of a file of one JSON document a line. Raises as :func:`read` does."""
-    # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
-    lines = content(path, what).splitlines()
-    why = f"{what} is not readable as JSON lines: {path}"
-    return [plain(line, f"{why}: line {number}") for number, line in enumerate(lines, 1)]
-
-
-def read_yaml(path: Path, what: str) -> Any:
-    """The plain value of a YAML file without anchors and tags. Raises as :func:`read` does."""
+def read_yaml(kind: Any, path: Path, what: str) -> Any:
+    """A YAML file without anchors and tags, as ``kind``. Raises as :func:`read` does."""
     import yaml
 
+    text = content(path, what)
     try:
-        return yaml.load(content(path, what).decode(), _yaml_loader())
+        if text.startswith(BOM):
+            raise ValueError("it begins with a byte order mark")
+        if len(text) > YAML_SIZE:
+            raise ValueError(f"it has {len(text)} bytes, more than {YAML_SIZE}")
+        value = yaml.load(text.decode(), _yaml_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
         raise Refused(f"{what} is not YAML: {path} ({' '.join(str(error).split())[:200]})") from None
+    return parse(kind, value, str(path))
 
 
 def content(path: Path, what: str) -> bytes:
@@ -66,8 +88,12 @@ def content(path: Path, what: str) -> bytes:
         raise Refused(f"{what} cannot be read: {path} ({getattr(error, 'strerror', None) or error})") from None
 
 
-def parse(kind: Any, value: Any, where: str) -> Any:
+def parse(kind: Any, value: Any, where: str, field: str = "") -> Any:
     """``value``, plain from a file, as the annotated type ``kind``.
+
+    Args:
+        where: file, and record if it has several.
+        field: place of ``value`` in the record, as ``steps[2].id``; empty for all of it.
 
     Raises:
         Refused: a missing or unknown key, or a wrong type; names the place.
@@ -75,38 +101,47 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if isinstance(kind, types.UnionType) or get_origin(kind) is Union:
-        return _parse_union(get_args(kind), value, where)
+        return _parse_union(get_args(kind), value, where, field)
     origin = get_origin(kind) or kind
     if is_dataclass(origin):
-        return _parse_dataclass(origin, value, where)
-    if origin is tuple and type(value) is list:
-        return tuple(parse(get_args(kind)[0], entry, f"{where}[{number}]") for number, entry in enumerate(value))
-    if type(value) is not origin:
-        raise Refused(f"{where} must be {_name(kind)}, not {_short(value)}")
-    if origin is list and get_args(kind):
-        if get_args(kind)[0] in (int, str) and {*map(type, value)} <= {get_args(kind)[0]}:
-            return value  # token ids: by far the most of what is read
-        return [parse(get_args(kind)[0], entry, f"{where}[{number}]") for number, entry in enumerate(value)]
-    if origin is dict and get_args(kind):
-        return {key: parse(get_args(kind)[1], entry, f"{where}.{key}") for key, entry in value.items()}
+        return _parse_dataclass(origin, value, where, field)
+    if type(value) is not (list if origin is tuple else origin):
+        raise Refused(f"{_place(where, field)} must be {_name(kind)}, not {short(value)}")
+    inner = get_args(kind)
+    if origin in (list, tuple) and inner:
+        if inner[0] not in (int, str) or not {*map(type, value)} <= {inner[0]}:  # token ids are by far the most
+            value = [parse(inner[0], entry, where, f"{field}[{number}]") for number, entry in enumerate(value)]
+        return origin(value)
+    if origin is dict and inner:
+        return {key: parse(inner[1], entry, where, below(field, key)) for key, entry in value.items()}
     return value
 
 
-def _parse_union(kinds: tuple, value: Any, where: str) -> Any:
+def _parse_union(kinds: tuple, value: Any, where: str, field: str) -> Any:
     for kind in kinds:
         origin = get_origin(kind) or kind
         if type(value) is origin or (is_dataclass(origin) and type(value) is dict):
-            return parse(kind, value, where)
-    raise Refused(f"{where} must be {' or '.join(map(_name, kinds))}, not {_short(value)}")
+            return parse(kind, value, where, field)
+    raise Refused(f"{_place(where, field)} must be {' or '.join(map(_name, kinds))}, not {short(value)}")
 
 
-def _parse_dataclass(kind: type, value: Any, where: str) -> Any:
+def _parse_dataclass(kind: type, value: Any, where: str, field: str) -> Any:
     if type(value) is not dict:
-        raise Refused(f"{where} must be a mapping, not {_short(value)}")
+        raise Refused(f"{_place(where, field)} must be a mapping, not {short(value)}")
     hints = _hints(kind)
     for key in sorted(hints.keys() ^ value.keys()):
-        raise Refused(f"{where}: key {key} is {'missing' if key in hints else 'unknown'}")
-    return kind(**{name: parse(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+        raise Refused(f"{where}: key {below(field, key)} is {'missing' if key in hints else 'unknown'}")
+    return kind(**{name: parse(hint, value[name], where, below(field, name)) for name, hint in hints.items()})
+
+
+def _place(where: str, field: str) -> str:
+    return f"{where}: {field}" if field else where
+
+
+def below(field: str, key: Any) -> str:
+    """A key's place; one that is not plain is shown as Python would, so that a line stays one."""
+    shown = key if isinstance(key, str) and _PLAIN_KEY.fullmatch(key) else short(key)
+    return f"{field}.{shown}" if field else shown
 
 
 @cache
@@ -119,7 +154,8 @@ def _name(kind: Any) -> str:
     return "null" if kind is types.NoneType else getattr(get_origin(kind) or kind, "__name__", str(kind))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as Python writes it, on one line and no longer than 80 characters."""
     text = repr(value)
     return text if len(text) < 80 else f"{text[:77]}…"
 
@@ -127,20 +163,34 @@ def _short(value: Any) -> str:
 def plain(content: bytes, why: str) -> Any:
     """The plain value of strict JSON; what is not is refused, as ``why`` says it."""
     try:
-        return json.loads(
+        value = json.loads(
             content.decode(), object_pairs_hook=_unique, parse_constant=_no, parse_int=_integer, parse_float=_finite
         )
+        _refuse_depth(value, DEPTH)
     except RecursionError:
         raise Refused(f"{why} (nested too deeply)") from None
     except ValueError as error:
         raise Refused(f"{why} ({error})") from None
+    return value
+
+
+def _refuse_depth(value: Any, left: int) -> None:
+    if type(value) not in (dict, list):
+        return
+    if not left:
+        raise ValueError("nested too deeply")
+    inner = value.values() if type(value) is dict else value
+    if not {*map(type, inner)}.isdisjoint((dict, list)):
+        for entry in inner:
+            _refuse_depth(entry, left - 1)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
-        raise ValueError(f"key {next(key for key, _ in pairs if key in seen or seen.add(key))} stands in it twice")
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {below('', twice)} stands in it twice")
     return found
 
 
@@ -169,8 +219,9 @@ def _yaml_loader() -> type:
         depth = 0
 
         def compose_node(self, parent, index):
-            if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("anchors and aliases are not read")
+            event = self.peek_event()
+            if event.anchor or getattr(event, "tag", None):
+                raise yaml.YAMLError("anchors, aliases and tags are not read")
             self.depth += 1
             if self.depth > DEPTH:
                 raise yaml.YAMLError("nested too deeply")
@@ -179,20 +230,22 @@ def _yaml_loader() -> type:
             return node
 
         def construct_mapping(self, node, deep=False):
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for place, key in enumerate(keys):
+            seen: set[str] = set()
+            for key in (self.construct_object(key, deep=True) for key, _ in node.value):
                 if not isinstance(key, str):
-                    raise yaml.YAMLError(f"the key {key!r} is no text")
-                if key in keys[:place]:
-                    raise yaml.YAMLError(f"key {key} stands in it twice")
+                    raise yaml.YAMLError(f"the key {short(key)} is no text")
+                if key in seen:
+                    raise yaml.YAMLError(f"key {below('', key)} stands in it twice")
+                seen.add(key)
             return super().construct_mapping(node, deep)
 
         def construct_number(self, node):
             if len(node.value) > 40:
                 raise yaml.YAMLError(f"a number of {len(node.value)} characters")
-            number = super().construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
-            if not math.isfinite(number):
-                raise yaml.YAMLError(f"{node.value} is no finite number")
+            whole = node.tag.endswith(":int")
+            number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+            if not math.isfinite(number) or whole and abs(number) >= 10**DIGITS:
+                raise yaml.YAMLError(f"{node.value} is no finite number, or one of more than {DIGITS} digits")
             return number
 
     for kind in ("int", "float"):

@@ -5,10 +5,11 @@ The starting checkpoint's side is its retention baseline (:mod:`recipe.mgsm.base
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from recipe.errors import Refused
 from recipe.files import write_lines
-from recipe.mgsm.baseline import OUTPUTS, counts, evaluate, load
+from recipe.mgsm.baseline import OUTPUTS, Output, counts, evaluate, load
 from recipe.policy import checkpoint
 from recipe.run.result import Done
 from recipe.run.stage import Stage
@@ -27,13 +28,13 @@ def measure(stage: Stage) -> Done:
     with stage.progress(len(run.items), "item") as progress:
         outputs = evaluate(model, tokenizer, run.items, run.protocol, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
-    write_lines(stage.folder / OUTPUTS, outputs)
+    write_lines(stage.folder / OUTPUTS, map(asdict, outputs))
     metrics = compare(run.outputs, outputs, plan.config.retention.margin)
     ancestry = {"checkpoint": identity["digest"], "before": run.checkpoint}
     return Done(metrics, {"retained": metrics["passed"]}, ancestry)
 
 
-def compare(before: Sequence[dict], after: Sequence[dict], margin: int) -> dict[str, int | bool]:
+def compare(before: Sequence[Output], after: Sequence[Output], margin: int) -> dict[str, int | bool]:
     """Two evaluations of the same items, paired by id.
 
     ``gained`` and ``lost`` count items that became correct or wrong. ``regression`` says that fewer are correct than
@@ -42,7 +43,7 @@ def compare(before: Sequence[dict], after: Sequence[dict], margin: int) -> dict[
     Raises:
         Refused: the two are not of the same items; names one.
     """
-    old, new = ({output["id"]: output["correct"] for output in outputs} for outputs in (before, after))
+    old, new = ({output.id: output.correct for output in outputs} for outputs in (before, after))
     if alone := sorted(old.keys() ^ new.keys()):
         raise Refused(f"the two retention evaluations are of different items: {alone[0]} is in one of them only")
     for outputs in (before, after):

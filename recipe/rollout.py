@@ -6,10 +6,12 @@ stream against it, the evaluations sample through it, and the replay repeats it 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from recipe.config import Agent, Rules
 from recipe.policy.chat import Call, Chat, Turn, parse_turn
 from recipe.policy.decoding import Dialogue, RandomStream, Request
+from recipe.run.evidence import RolloutRecord, TurnRecord
 from recipe.task.environment import MAX_ARGUMENT, Event, begin_turn, events, execute, tools
 from recipe.task.family import Family, Task
 from recipe.task.outcome import Outcome
@@ -81,19 +83,20 @@ class Rollout:
         """The shaped training reward under the frozen weights."""
         return self._rules.family.reward(self.outcome(), self._rules.weights)
 
-    def record(self) -> dict:
-        """All of the rollout as plain data; a function of task and spans alone."""
-        return {
-            "task_id": self.task.task_id,
-            "prompt_ids": self.prompt,
-            "ids": self.ids,
-            "mask": self.mask,
-            "spans": self.spans,
-            "turns": [turn.record() for turn in self.turns],
-            "events": [event.record() for event in self.events()],
-            "outcome": self.outcome().record(),
-            "reward": self.reward(),
-        }
+    def record(self, kind: type[RolloutRecord] = RolloutRecord, **beside) -> RolloutRecord:
+        """All of the rollout as evidence; ``beside`` are the fields that ``kind`` adds."""
+        return kind(
+            task_id=self.task.task_id,
+            prompt_ids=self.prompt,
+            ids=self.ids,
+            mask=self.mask,
+            spans=self.spans,
+            turns=[TurnRecord(turn.text, turn.finished, len(turn.calls)) for turn in self.turns],
+            events=list(self.events()),
+            outcome=asdict(self.outcome()),
+            reward=self.reward(),
+            **beside,
+        )
 
 
 def replay(task: Task, spans: Sequence[Sequence[int]], chat: Chat, rules: Rules) -> Rollout:

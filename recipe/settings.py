@@ -1,16 +1,24 @@
 """Declaration and checks of settings: dataclass fields with a default each, built from plain values."""
 
-import math
+import sys
 import types
 from dataclasses import Field, field, fields, is_dataclass
 from typing import get_args
 
 from recipe.errors import Refused
+from recipe.records import below, short
+
+LARGEST = 2**31 - 1  # of a whole number, a seed's among them
 
 
 def or_zero(default):
     """A number that may be zero; all others are positive."""
     return field(default=default, metadata={"zero": True})
+
+
+def up_to(most: int, default: int):
+    """A count of things that are all held in memory."""
+    return field(default=default, metadata={"most": most})
 
 
 def one_of(*choices: str):
@@ -26,7 +34,8 @@ def build(owner: type, values: dict, prefix: str = ""):
     given = {}
     for key, value in values.items():
         if key not in known:
-            raise Refused(f"configuration: unknown key {prefix}{key}; known here: {', '.join(known)}")
+            place = below(prefix.rstrip("."), key)
+            raise Refused(f"configuration: unknown key {place}; known here: {', '.join(known)}")
         name, entry = f"{prefix}{key}", known[key]
         nested = is_dataclass(entry.type)
         given[key] = build(entry.type, value, f"{name}.") if nested else _checked(name, entry, value)
@@ -44,12 +53,13 @@ def _checked(name: str, entry: Field, value):
         value = float(value)
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise Refused(f"configuration: {name} must be {wanted}, not {value!r}")
+        raise Refused(f"configuration: {name} must be {wanted}, not {short(value)}")
     choices = entry.metadata.get("choices", (value,))
     if value not in choices:
-        raise Refused(f"configuration: {name} must be one of {', '.join(choices)}, not {value!r}")
+        raise Refused(f"configuration: {name} must be one of {', '.join(choices)}, not {short(value)}")
     zero = value == 0 and "zero" in entry.metadata
-    if type(value) in (int, float) and not (0 < value < math.inf or zero):
+    most = entry.metadata.get("most", LARGEST) if type(value) is int else sys.float_info.max
+    if type(value) in (int, float) and not (0 < value <= most or zero):
         raise Refused(f"configuration: {name} is out of range: {value!r}")
     return value
 

@@ -1,8 +1,7 @@
-"""What the tests share: two Qwen3 tokenizers (a small one made here, the real one where it lies), the official
-chat templates, and one task."""
+"""What the tests share: two tokenizers (a small one made here, and a trained one), the official chat templates, one task,
+and a finished run in small."""
 
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from runs import ROOT, prepared
 SHARED = Path(__file__).parents[1].parent / "shared"
 QWEN_TOKENIZER = SHARED / "data" / "qwen3-tokenizer"
 
+EARLY_TEMPLATE = Path(__file__).parent / "templates" / "qwen3-early.jinja"  # that of the first Qwen3 models
 OFFICIAL_TEMPLATES = ("early", "current", "thinking-2507", "instruct-2507")
 
 settings.register_profile(
@@ -61,9 +61,7 @@ def _template(name: str) -> str:
     from trl.chat_template_utils import qwen3_chat_template as current
 
     if name == "early":
-        if not QWEN_TOKENIZER.is_dir():
-            pytest.skip(f"the early official template is absent: {QWEN_TOKENIZER}")
-        return json.loads((QWEN_TOKENIZER / "tokenizer_config.json").read_text())["chat_template"]
+        return EARLY_TEMPLATE.read_text()
     if name == "current":
         return current
     body, found, _ = current.rpartition("{%- if add_generation_prompt %}")
@@ -121,10 +119,18 @@ def qwen_tokenizer():
     return AutoTokenizer.from_pretrained(QWEN_TOKENIZER)
 
 
+@pytest.fixture(scope="session")
+def trained_tokenizer(practice):
+    """A tokenizer that was trained on text: that of the Qwen3 models where it lies, else the practice checkpoint's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(QWEN_TOKENIZER if QWEN_TOKENIZER.is_dir() else practice / "checkpoint")
+
+
 @pytest.fixture(scope="session", params=OFFICIAL_TEMPLATES)
-def official(request, qwen_tokenizer):
-    """The real tokenizer with each official template."""
-    return with_template(qwen_tokenizer, _template(request.param))
+def official(request, trained_tokenizer):
+    """A trained tokenizer with each official template."""
+    return with_template(trained_tokenizer, _template(request.param))
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +145,8 @@ def thinking_chat(small_tokenizer, tools) -> Chat:
 
 
 @pytest.fixture(scope="session")
-def qwen_chat(qwen_tokenizer, tools) -> Chat:
-    return Chat(qwen_tokenizer, tools)
+def trained_chat(trained_tokenizer, tools) -> Chat:
+    return Chat(trained_tokenizer, tools)
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from recipe import grpo
-from recipe.files import tree_digests
+from recipe.errors import Refused
+from recipe.files import tree_digests, write_json
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
 from recipe.run.stage import Stage
@@ -53,6 +55,27 @@ def test_two_runs_of_a_plan_are_byte_identical(run, practice, tmp_path):
     for stage in ("baseline", "grpo"):
         assert stage_process(stage, again).returncode == 0
         assert evidence(again / stage) == evidence(run / stage)
+
+
+def test_asking_for_a_checkpoint_deletes_nothing_and_cutting_back_what_is_later(tmp_path):
+    stage = SimpleNamespace(folder=tmp_path)
+    for step in (2, 4):
+        saved = tmp_path / resume.TRAINER / f"checkpoint-{step}"
+        write_json(saved / "rng_state.pth", step)
+        write_json(saved.with_suffix(".json"), {"step": step, "files": tree_digests(saved)})
+    write_json(tmp_path / resume.TRAINER / "checkpoint-6" / "rng_state.pth", "torn: it has no seal")
+    for step in range(1, 6):
+        write_json(tmp_path / "steps" / f"step-{step:04d}.json", {})
+    before = tree_digests(tmp_path)
+    assert resume.latest(stage) == (tmp_path / resume.TRAINER / "checkpoint-4", 4)
+    assert tree_digests(tmp_path) == before
+    resume.cut_back(stage, 4)
+    assert set(tree_digests(tmp_path)) == {
+        "trainer/checkpoint-4/rng_state.pth", "trainer/checkpoint-4.json", *(f"steps/step-{step:04d}.json" for step in range(1, 5)),
+    }  # fmt: skip
+    (tmp_path / "steps" / "step-notes.json").touch()
+    with pytest.raises(Refused, match="step-notes.json is none of the stage's own files"):
+        resume.cut_back(stage, 4)
 
 
 def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):

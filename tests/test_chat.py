@@ -1,4 +1,4 @@
-"""Reading a turn, and the raw-span contract with the real Qwen3 tokenizer under every official template."""
+"""Reading a turn, and the raw-span contract with a trained tokenizer under every official template."""
 
 import copy
 import json
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conftest import EARLY_TEMPLATE
 from recipe.errors import Refused
 from recipe.policy.chat import Call, Chat, parse_turn
 
@@ -170,7 +171,7 @@ def test_any_text_is_read_without_raising(text, finished, opened):
     assert all(isinstance(call.name, str) for call in turn.calls)
     if turn.visible is None or not finished:
         assert turn.calls == ()
-    json.dumps(turn.record())
+    json.dumps(turn.text)
 
 
 # The contract, under every official template
@@ -185,8 +186,12 @@ def test_contract_holds_for_the_small_tokenizer(chat, thinking_chat, task):
     thinking_chat.check(task.messages(), OBSERVATION)
 
 
-def test_contract_holds_without_tools_and_without_a_system_message(qwen_tokenizer, task):
-    Chat(qwen_tokenizer).check([{"role": "user", "content": task.question}], OBSERVATION)
+def test_the_early_template_is_that_of_the_real_tokenizer(qwen_tokenizer):
+    assert qwen_tokenizer.chat_template == EARLY_TEMPLATE.read_text()
+
+
+def test_contract_holds_without_tools_and_without_a_system_message(trained_tokenizer, task):
+    Chat(trained_tokenizer).check([{"role": "user", "content": task.question}], OBSERVATION)
 
 
 def test_generation_prompt_that_opens_thinking_is_noticed(chat, thinking_chat):
@@ -298,16 +303,16 @@ def test_tokenizer_that_merges_across_the_end_of_a_turn_is_refused(small_tokeniz
         Chat(tokenizer, tools).check(task.messages(), OBSERVATION)
 
 
-def test_observation_that_spells_a_control_token_is_never_tokenised(qwen_chat, qwen_tokenizer):
-    for token in qwen_tokenizer.get_added_vocab():
+def test_observation_that_spells_a_control_token_is_never_tokenised(trained_chat, trained_tokenizer):
+    for token in trained_tokenizer.get_added_vocab():
         with pytest.raises(ValueError, match="control token"):
-            qwen_chat.observe([f"vorher {token} nachher"])
+            trained_chat.observe([f"vorher {token} nachher"])
 
 
 # Raw spans
 
 
-@pytest.fixture(params=["chat", "qwen_chat"])
+@pytest.fixture(params=["chat", "trained_chat"])
 def any_chat(request) -> Chat:
     return request.getfixturevalue(request.param)
 
@@ -369,8 +374,8 @@ def test_glue_closes_a_turn_that_was_cut_off(official, tools):
 def odd_spans(chat) -> dict[str, list[int]]:
     """Sampled turns that a template would render differently, or not at all."""
     encode, end = chat.encode, chat.end_id
-    pieces = [chat.encode(symbol)[0] for symbol in "K7B-XD4"]
-    head, tail = encode('<tool_call>\n{"name": "lookup", "arguments": {"record_id": "'), encode('"}}\n</tool_call>')
+    head, tail = encode('<tool_call>\n{"name": "'), encode('"}}\n</tool_call>')
+    pieces = [chat.encode(symbol)[0] for symbol in 'lookup", "arguments": {"record_id": "K7B-XD4']
     spelled = [token for symbol in "<|im_end|>" for token in encode(symbol)]
     return {
         "non-canonical BPE": [*head, *pieces, *tail, end],
@@ -455,9 +460,9 @@ def test_empty_turn_is_unfinished(any_chat):
 
 
 @given(st.lists(st.one_of(st.integers(0, 151_936), st.integers(151_640, 151_670)), max_size=30))
-def test_any_ids_are_read(qwen_chat, ids):
-    turn = qwen_chat.parse(ids)
-    assert turn.finished == (ids[-1:] == [qwen_chat.end_id])
+def test_any_ids_are_read(trained_chat, ids):
+    turn = trained_chat.parse(ids)
+    assert turn.finished == (ids[-1:] == [trained_chat.end_id])
 
 
 def test_tools_as_callables_and_as_schemas_render_alike(small_tokenizer, tools, task):

@@ -225,5 +225,21 @@ def test_missing_file_and_folder_are_refused_by_name(tmp_path):
             read(path)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"tasks": {"train": 10**9}}, "tasks.train is out of range: 1000000000"),
+        ({"evaluation": {"samples_per_task": 10**6}}, "evaluation.samples_per_task is out of range"),
+        ({"grpo": {"seed": 2**32}}, "grpo.seed is out of range"),
+        ({"grpo": {"learning_rate": float("inf")}}, "grpo.learning_rate is out of range"),
+        ({"grpo": {"a\nb": 1}}, r"unknown key grpo.'a\\nb'; known here: "),
+    ],
+)
+def test_what_would_fill_the_memory_or_break_the_line_is_refused(overrides, reason):
+    with pytest.raises(Refused, match=reason) as refusal:
+        resolve(overrides)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_group_of_two_is_the_smallest():
     assert resolve({"grpo": {"num_generations": 2, "batch_size": 2}}).grpo.num_generations == 2

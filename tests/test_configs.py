@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from master_double.schema import check_command, check_experiment
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run import entrypoint, result
+from recipe.run.claim import Owner
 from recipe.run.claim import claim as take
 from recipe.run.cluster import Runtime
 from runs import ROOT
@@ -278,15 +280,14 @@ def test_other_lines_leave_the_restarts(line):
 
 # ---- who may take a stage's folder up
 
-MINE = {"cluster": "c", "experiment": 3, "trial": 4}
-OTHER = {"cluster": "c", "experiment": 5, "trial": 6}
+MINE, OTHER = Owner("c", 3, 4), Owner("c", 5, 6)
 
 
-def attempt(folder: Path, claim: dict | None, finished: bool) -> None:
+def attempt(folder: Path, claim: Owner | None, finished: bool) -> None:
     """What an earlier run left."""
     write_json(folder / "evidence" / "rollouts.json", [])
     if claim:
-        write_json(folder / "claim.json", claim)
+        write_json(folder / "claim.json", asdict(claim))
     if finished:
         write_json(folder / "result.json", {})
 
@@ -333,7 +334,7 @@ def test_a_new_folder_is_claimed_at_once(tmp_path, owner):
 # ---- hyperparameters
 
 
-def given(hyperparameters: dict, monkeypatch, owner: dict | None = MINE) -> dict:
+def given(hyperparameters: dict, monkeypatch, owner: Owner | None = MINE) -> dict:
     """What an entrypoint with three flags makes of hyperparameters; {} if it refuses."""
     @contextmanager
     def context(pausable):

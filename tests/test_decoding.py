@@ -261,4 +261,4 @@ def test_rollouts_do_not_depend_on_their_batch(small_tokenizer, task):
     together = records(range(4), 4)
     assert together == [record for number in range(4) for record in records([number], 1)]
     assert together == records(range(4), 3)
-    assert len({tuple(record["ids"]) for record in together}) == 4
+    assert len({tuple(record.ids) for record in together}) == 4

@@ -15,6 +15,7 @@ import yaml
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
+from recipe.run.claim import holder
 from recipe.run.evidence import CLAIM
 from recipe.run.plan import Plan
 from runs import ROOT
@@ -253,7 +254,7 @@ def test_an_unfinished_training_is_handed_on_to_the_next_experiment(plan):
     world.states.clear()
     world.leaves.clear()
     driven(plan, world, again=True).run()
-    assert (plan.run / "grpo" / "step-1").exists() and chain.owner(plan.run / "grpo")["experiment"] == 4
+    assert (plan.run / "grpo" / "step-1").exists() and holder(plan.run / "grpo").experiment == 4
 
 
 def test_a_changed_plan_and_another_cluster_are_refused(plan):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -82,7 +83,7 @@ def test_log_says_what_really_happened(environment, task):
     assert execute(environment, "calculator", {"expression": "37*125"}) == "4625"
     lookup, calculation = events(environment)
     assert (lookup.turn, lookup.tool, lookup.argument, lookup.error) == (0, "lookup", task.record_id, None)
-    assert calculation.record() == {
+    assert asdict(calculation) == {
         "turn": 1, "tool": "calculator", "argument": "37*125", "observation": "4625", "error": None,
     }  # fmt: skip
 
@@ -150,18 +151,18 @@ def test_any_call_is_answered_within_bounds(task, calls):
     log = events(environment)
     assert len(log) == len(calls)
     assert all((event.error is None) != event.observation.startswith("Fehler: ") for event in log)
-    canonical([event.record() for event in log])
+    canonical([asdict(event) for event in log])
     raise_fault(environment)
 
 
-def test_no_observation_spells_a_control_token_of_qwen3(qwen_tokenizer, qwen_chat, task):
+def test_no_observation_spells_a_control_token_of_qwen3(trained_tokenizer, trained_chat, task):
     environment = OrderEnvironment()
     environment.reset(task=task.record())
-    for token in qwen_tokenizer.get_added_vocab():
+    for token in trained_tokenizer.get_added_vocab():
         for name, arguments in [(token, {}), ("lookup", {"record_id": token}), ("calculator", {"expression": token})]:
             observation = execute(environment, name, arguments)
-            assert not any(control in observation for control in qwen_tokenizer.get_added_vocab())
-            qwen_chat.observe([observation])
+            assert not any(control in observation for control in trained_tokenizer.get_added_vocab())
+            trained_chat.observe([observation])
 
 
 def _break(environment, monkeypatch):

@@ -9,11 +9,13 @@ from recipe import grpo
 from recipe.config import resolve
 from recipe.errors import CheckFailed
 from recipe.run import evidence
+from recipe.run.evidence import Step, Trained
 from recipe.verify import replay
 
 
-def rollout(reward: float, task: str = "t1", **outcome) -> dict:
-    return {"task_id": task, "reward": reward, "outcome": {"strict_success": reward == 1, "tool_errors": 0, **outcome}}
+def rollout(reward: float, task: str = "t1", advantage: float = 0.0, **outcome) -> Trained:
+    outcome = {"strict_success": reward == 1, "tool_errors": 0, **outcome}
+    return Trained(task, [], [], [], [], [], [], outcome, reward, advantage)
 
 
 def test_names_sort_by_step():
@@ -33,9 +35,9 @@ def test_mixed_groups_are_those_whose_rewards_differ():
     assert evidence.step_metrics([rollout(0.5), rollout(0.5)], 2)["mixed_groups"] == 0
 
 
-def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> dict:
+def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> Step:
     metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
-    return {"metrics": metrics, "rollouts": [{"task_id": task} for task in tasks]}
+    return Step(1, [rollout(0.0, task) for task in tasks], metrics)
 
 
 def test_the_numbers_of_a_training():
@@ -103,8 +105,8 @@ def test_a_training_that_learned_nothing_fails_by_name(stage, steps, after, fail
 # ---- advantages
 
 
-def advantaged(rewards: list[float], advantages: list[float]) -> list[dict]:
-    return [{"reward": reward, "advantage": advantage} for reward, advantage in zip(rewards, advantages, strict=True)]
+def advantaged(rewards: list[float], advantages: list[float]) -> list[Trained]:
+    return [rollout(reward, advantage=value) for reward, value in zip(rewards, advantages, strict=True)]
 
 
 # Means 0.5 and 0.25; unbiased deviations of the groups 0.7071068 and 0.3535534, of all four 0.4787136.

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from recipe.config import complete
 from recipe.errors import EnvironmentFault, Refused
-from recipe.files import canonical
 from recipe.practice.demonstrations import perform
 from recipe.rollout import agent_chat, replay
 from recipe.run.cluster import chart
@@ -209,7 +208,7 @@ def test_records_replay_to_themselves_and_milestones_have_charts(one, chat, wide
     task = one.generate(7, SIZES)["development"][0]
     for script in (one.careful, *(probe.script for probe in one.probes)):
         record = perform(script(task), task, chat, wide).record()
-        assert canonical(replay(task, record["spans"], chat, wide).record()) == canonical(record)
+        assert replay(task, record.spans, chat, wide).record() == record
     names = [chart(milestone, one.milestones) for milestone in one.milestones]
     assert names == sorted(names) and all(re.match(r"[0-9]{2}_", name) for name in names)
 

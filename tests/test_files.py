@@ -15,7 +15,9 @@ import sys
 import tempfile
 import textwrap
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,8 +35,11 @@ from recipe.files import (
     write_json,
     write_lines,
 )
-from recipe.records import read_json, read_lines
+from recipe.records import read_json
+from recipe.records import read_lines as read_records
 from recipe.run.entrypoint import guarded
+
+read_lines = partial(read_records, Any)
 
 _JSON = st.recursive(
     st.one_of(
@@ -170,7 +175,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
     path.write_bytes('"Grüße"'.encode())
     script = (
         "import sys; from recipe.records import read_json, read_lines; "
-        "print(ascii([read_json(sys.argv[1], ''), *read_lines(sys.argv[1], '')]))"
+        "print(ascii([read_json(sys.argv[1], ''), *read_lines(str, sys.argv[1], '')]))"
     )
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = subprocess.run(

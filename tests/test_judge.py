@@ -289,11 +289,11 @@ def test_thinking_opened_by_the_prompt_changes_nothing(thinking_chat, task):
     assert outcome(thinking_chat, task, never_closed).malformed
 
 
-def test_the_real_tokenizer_gives_the_same_verdicts(qwen_chat, task):
+def test_a_trained_tokenizer_gives_the_same_verdicts(trained_chat, task):
     for wanted in PASSES.values():
-        assert outcome(qwen_chat, task, wanted.turns).strict_success
+        assert outcome(trained_chat, task, wanted.turns).strict_success
     for wanted in NEAR_MISSES.values():
-        assert not outcome(qwen_chat, task, wanted.turns).strict_success
+        assert not outcome(trained_chat, task, wanted.turns).strict_success
 
 
 def test_outcome_counts_the_policys_own_tokens(chat, task):

@@ -1,7 +1,6 @@
 """The manifest: made of a whole run alone, proved again on disk and on a cluster, refused after any alteration."""
 
 import copy
-import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,9 +9,10 @@ import pytest
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import file_digest, write_json
-from recipe.records import read_json
+from recipe.records import parse, read_json
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import load
+from tampering import REMOVED, edit, flip
 from tools.driver import manifest
 from tools.driver.commands import STAGES
 from tools.driver.records import (
@@ -26,7 +26,6 @@ from tools.driver.records import (
     State,
     Stored,
     load_state,
-    parse,
 )  # fmt: skip
 from tools.driver.remote import View
 
@@ -169,29 +168,6 @@ def test_inputs_and_outputs_are_a_chain_from_the_checkpoint_to_the_summary(whole
 
 
 # ---- what does not hold
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-REMOVED = object()
-
-
-def edit(path: Path, place: str, value) -> None:
-    """Set one value of a JSON file; ``place`` is like ``predicate/recipe_stages/2/gates``."""
-    document = json.loads(path.read_text())
-    *keys, last = (int(key) if key.isdigit() else key for key in place.split("/"))
-    owner = document
-    for key in keys:
-        owner = owner[key]
-    if value is REMOVED:
-        del owner[last]
-    else:
-        owner[last] = value
-    write_json(path, document)
 
 
 def swapped_adapter(run: Path) -> None:

@@ -19,6 +19,7 @@ from recipe.practice import SHIPPED, demonstrations
 from recipe.practice import checkpoint as practice
 from recipe.practice.checkpoint import MARKS, SPECIAL, Training, practise
 from recipe.practice.demonstrations import perform
+from recipe.records import read as read_record
 from recipe.rollout import agent_chat
 from runs import rules
 
@@ -148,11 +149,11 @@ def marked_files(folder) -> dict[str, str]:
 
 
 def test_the_made_folder_is_whole(made, spoken):
-    mark = json.loads((made / "checkpoint" / "practice.json").read_text())
+    mark = read_record(practice.Mark, made / "checkpoint" / "practice.json", "the mark")
     model = checkpoint.load_model(made / "checkpoint", "float32", "cpu")
-    assert mark["practice"] is True and mark["training"] == asdict(TINY)
-    assert mark["parameters"] == sum(weight.numel() for weight in model.parameters())
-    assert mark["files"] == marked_files(made) and {"model.safetensors", "tokenizer.json"} <= mark["files"].keys()
+    assert mark.practice is True and mark.training == TINY
+    assert mark.parameters == sum(weight.numel() for weight in model.parameters())
+    assert mark.files == marked_files(made) and {"model.safetensors", "tokenizer.json"} <= mark.files.keys()
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
     saved = agent_chat(checkpoint.load_tokenizer(made / "checkpoint"), FAMILY)
     (task,) = demonstrations.fresh_tasks(FAMILY, 0, 1)
@@ -174,11 +175,11 @@ def test_training_repeats_to_the_byte(made, tmp_path):
 
 
 def test_the_shipped_checkpoint_is_what_its_mark_says():
-    mark = json.loads((SHIPPED / "checkpoint" / "practice.json").read_text())
+    mark = read_record(practice.Mark, SHIPPED / "checkpoint" / "practice.json", "the mark")
     weights = load_file(SHIPPED / "checkpoint" / "model.safetensors")
-    assert mark["files"] == marked_files(SHIPPED)
-    assert mark["parameters"] == sum(weight.numel() for weight in weights.values())
-    assert mark["training"] == asdict(Training()), "other defaults: make practice, and ship what it makes"
+    assert mark.files == marked_files(SHIPPED)
+    assert mark.parameters == sum(weight.numel() for weight in weights.values())
+    assert mark.training == Training(), "other defaults: make practice, and ship what it makes"
     recorded = load_retention(SHIPPED / "retention-baseline")
     assert recorded.checkpoint == checkpoint.identity(SHIPPED / "checkpoint")["digest"]
 

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 from recipe import grpo
 from recipe.config import resolve
-from recipe.errors import CheckFailed
+from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.policy import checkpoint
 from recipe.records import read_json
@@ -25,8 +25,8 @@ from recipe.run.stage import Stage
 from recipe.training import protocol
 from recipe.verify import replay
 from runs import rebound
+from tampering import another
 from test_merge import HOSTILE
-from test_refusals import changed
 from test_trainer import site, training
 
 # Every argument that the stage gives to TRL: another value, and the setting that must be named.
@@ -353,7 +353,7 @@ SETTINGS = tuple(protocol.planned(resolve(None)))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_recorded_setting_is_compared_with_the_plan_in_the_replay(stage, name):
     recorded = protocol.planned(stage.plan.config)
-    write_json(stage.folder / PROTOCOL, {**recorded, name: changed(recorded[name])})
+    write_json(stage.folder / PROTOCOL, {**recorded, name: another(recorded[name])})
     with pytest.raises(CheckFailed, match=rf"^grpo/protocol.json: {name} is [^;]*, not [^;]*$"):
         replay.training(stage.plan, chat=None)
 
@@ -365,7 +365,7 @@ def test_missing_and_unknown_settings_and_all_differences_are_named(stage):
     with pytest.raises(CheckFailed, match="loss.kl is 1, not 0.02; more is 2, not absent; seed is absent, not 42"):
         replay.training(stage.plan, chat=None)
     write_json(stage.folder / PROTOCOL, [])
-    with pytest.raises(CheckFailed, match="grpo/protocol.json must be dict"):
+    with pytest.raises(Refused, match="grpo/protocol.json must be dict"):
         replay.training(stage.plan, chat=None)
 
 

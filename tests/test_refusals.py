@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from recipe import config, report
 from recipe.errors import CheckFailed, Refused
-from recipe.files import tree_digests, write_json, write_lines
+from recipe.files import tree_digests, write_json
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
 from recipe.run import repository
-from recipe.run.result import outputs
 from runs import ROOT, prepared, rebound, settings, stage_process
+from tampering import REMOVED, another, edit, flip, reforge, reseal
 
 
 @pytest.fixture
@@ -32,19 +32,6 @@ def private(practice, tmp_path) -> Path:
     """A run prepared from inputs of its own, which a test may spoil."""
     shutil.copytree(practice, tmp_path / "practice")
     return prepared(tmp_path / "practice", tmp_path / "run")
-
-
-def flip(path: Path, place: int = -2) -> None:
-    """Change one byte."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
-def reseal(folder: Path) -> None:
-    """Make a stage's result vouch for its altered files, as a forger would."""
-    result = read_json(folder / "result.json", "result")
-    write_json(folder / "result.json", {**result, "outputs": outputs(folder)})
 
 
 def report_of(run: Path) -> None:
@@ -61,7 +48,7 @@ def test_the_untouched_copy_is_accepted(copied):
      "checkpoint/config.json", "retention-baseline/outputs.jsonl", "retention-baseline/retention.json"],
 )  # fmt: skip
 def test_one_byte_of_a_frozen_input_is_refused_by_name(private, tmp_path, file):
-    flip(tmp_path / "practice" / file)
+    flip(tmp_path / "practice" / file, -2)
     with pytest.raises(Refused, match=Path(file).name):
         plans.load(private / "plan.json")
 
@@ -86,30 +73,23 @@ def test_new_and_missing_files_of_the_checkpoint_are_refused(private, tmp_path):
         plans.load(private / "plan.json")
 
 
-def reforged(private: Path, **changes) -> None:
-    """A plan with changed fields and a plan id that fits them."""
-    document = {**read_json(private / "plan.json", "plan"), **changes}
-    document["plan_id"] = plans.digest({key: value for key, value in document.items() if key != "plan_id"})
-    write_json(private / "plan.json", document)
-
-
 def test_a_changed_source_module_is_refused_by_name(private):
     sources = dict(read_json(private / "plan.json", "plan")["sources"])
-    reforged(private, sources={**sources, "recipe/orders/judge.py": "0" * 64})
+    reforge(private, sources={**sources, "recipe/orders/judge.py": "0" * 64})
     with pytest.raises(Refused, match="recipe/orders/judge.py is changed"):
         plans.load(private / "plan.json")
 
 
 def test_a_changed_trainer_module_is_refused_by_name(private):
     trainer = dict(read_json(private / "plan.json", "plan")["trainer"])
-    reforged(private, trainer={**trainer, "trl/trainer/grpo_trainer.py": "0" * 64})
+    reforge(private, trainer={**trainer, "trl/trainer/grpo_trainer.py": "0" * 64})
     with pytest.raises(Refused, match="grpo_trainer.py is changed"):
         plans.load(private / "plan.json")
 
 
 def test_another_package_version_is_refused_by_name(private):
     versions = dict(read_json(private / "plan.json", "plan")["versions"])
-    reforged(private, versions={**versions, "trl": "0.28.0"})
+    reforge(private, versions={**versions, "trl": "0.28.0"})
     with pytest.raises(Refused, match="trl is changed"):
         plans.load(private / "plan.json")
 
@@ -122,10 +102,10 @@ def test_words_of_the_plan_that_do_not_follow_are_refused_by_name(private):
         "config": {**document["config"], "more": 1},
         "tasks": "0" * 64,
     }.items():
-        reforged(private, **{name: value})
+        reforge(private, **{name: value})
         with pytest.raises(Refused, match=f"{name} does not follow|unknown key {name}|unknown key more"):
             plans.load(private / "plan.json")
-        reforged(private, **{name: document[name]})
+        reforge(private, **{name: document[name]})
     assert plans.load(private / "plan.json").id == document["plan_id"]
 
 
@@ -133,13 +113,13 @@ def test_left_out_tasks_are_refused_with_digests_that_fit(private):
     tasks = read_json(private / "tasks.json", "tasks")
     tasks["test"].pop()
     write_json(private / "tasks.json", tasks)
-    reforged(private, tasks=plans.digest(tasks))
+    reforge(private, tasks=plans.digest(tasks))
     with pytest.raises(Refused, match="tasks does not follow from the configuration"):
         plans.load(private / "plan.json")
 
 
 def test_another_layout_is_refused(private):
-    reforged(private, layout=0)
+    reforge(private, layout=0)
     with pytest.raises(Refused, match="layout 0"):
         plans.load(private / "plan.json")
 
@@ -152,7 +132,7 @@ def test_a_plan_that_is_not_practice_needs_a_gpu(private):
     document = read_json(private / "plan.json", "plan")
     unmarked = shutil.copytree(document["checkpoint"]["path"], private.parent / "unmarked")
     (unmarked / "practice.json").unlink()
-    reforged(private, practice=False, checkpoint={"path": str(unmarked), **checkpoint.identity(unmarked)})
+    reforge(private, practice=False, checkpoint={"path": str(unmarked), **checkpoint.identity(unmarked)})
     done = stage_process("baseline", private)
     assert done.returncode == 2 and "no CUDA GPU" in done.stderr
     assert not (private / "baseline").exists()
@@ -273,11 +253,11 @@ def committed(tmp_path) -> Path:
 
 def test_sources_that_differ_or_were_deleted_since_the_commit_are_named(committed):
     sources = plans.package_sources()
-    assert repository.state(committed, sources, plans.is_source)["uncommitted"] == []
+    assert repository.state(committed, sources, plans.is_source, True)["uncommitted"] == []
     changed = {**sources, "recipe/merge.py": "0" * 64}
-    assert repository.state(committed, changed, plans.is_source)["uncommitted"] == ["recipe/merge.py"]
+    assert repository.state(committed, changed, plans.is_source, True)["uncommitted"] == ["recipe/merge.py"]
     changed.pop("recipe/grpo.py")
-    assert repository.state(committed, changed, plans.is_source)["uncommitted"] == ["recipe/grpo.py", "recipe/merge.py"]
+    assert repository.state(committed, changed, plans.is_source, True)["uncommitted"] == ["recipe/grpo.py", "recipe/merge.py"]
 
 
 def test_a_plan_from_a_checkout_with_a_deleted_source_is_refused(practice, tmp_path, committed, monkeypatch):
@@ -292,36 +272,13 @@ def test_a_plan_from_a_checkout_with_a_deleted_source_is_refused(practice, tmp_p
         plans.prepare(*given, config.resolve(settings(practice)), tmp_path / "run", committed)
 
 
-def changed(value):
-    """Another value of the same kind."""
-    match value:
-        case bool():
-            return not value
-        case int():
-            return value + 1
-        case float():
-            return value + 0.125
-        case str():
-            return value + "x"
-        case None:
-            return "x"
-        case list():
-            return value[:-1] if value else [0]
-        case dict():
-            key = sorted(value)[0]
-            return {**value, key: changed(value[key])}
-
-
 FIELDS = ("task_id", "prompt_ids", "ids", "mask", "spans", "turns", "events", "outcome", "reward", "sample")
 
 
 @pytest.mark.parametrize("stage", ["baseline", "candidate"])
 @pytest.mark.parametrize("field", FIELDS)
 def test_one_field_of_an_evaluation_is_refused_by_name(copied, stage, field):
-    path = copied / stage / "rollouts.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    records[3][field] = changed(records[3][field])
-    write_lines(path, records)
+    edit(copied / stage / "rollouts.jsonl", f"3/{field}", another)
     with pytest.raises(Refused, match="rollouts.jsonl is not the one"):
         report_of(copied)
     reseal(copied / stage)
@@ -332,10 +289,7 @@ def test_one_field_of_an_evaluation_is_refused_by_name(copied, stage, field):
 
 @pytest.mark.parametrize("field", (*FIELDS[:-1], "advantage"))
 def test_one_field_of_a_training_rollout_is_refused_by_name(copied, field):
-    path = copied / "grpo" / "steps" / "step-0002.json"
-    step = read_json(path, "step")
-    step["rollouts"][1][field] = changed(step["rollouts"][1][field])
-    write_json(path, step)
+    edit(copied / "grpo" / "steps" / "step-0002.json", f"rollouts/1/{field}", another)
     reseal(copied / "grpo")
     with pytest.raises(CheckFailed, match=rf"step-0002.json.*field {'' if field == 'spans' else field}"):
         report_of(copied)
@@ -343,36 +297,32 @@ def test_one_field_of_a_training_rollout_is_refused_by_name(copied, field):
 
 def test_every_event_turn_and_outcome_entry_is_checked(copied):
     path = copied / "baseline" / "rollouts.jsonl"
-    untouched = path.read_text().splitlines()
-    row, record = next((n, r) for n, r in enumerate(map(json.loads, untouched)) if r["events"])
-    for field, part in (("events", record["events"][0]), ("turns", record["turns"][0]), ("outcome", record["outcome"])):
+    untouched = path.read_bytes()
+    row, record = next((n, r) for n, r in enumerate(map(json.loads, untouched.splitlines())) if r["events"])
+    for field, part in (("events/0", record["events"][0]), ("turns/0", record["turns"][0]), ("outcome", record["outcome"])):
         for key in part:
-            record = json.loads(untouched[row])
-            target = record[field] if field == "outcome" else record[field][0]
-            target[key] = changed(target[key])
-            path.write_text("\n".join([*untouched[:row], json.dumps(record), *untouched[row + 1 :]]) + "\n")
+            path.write_bytes(untouched)
+            edit(path, f"{row}/{field}/{key}", another)
             reseal(copied / "baseline")
-            with pytest.raises(CheckFailed, match=f"field {field}"):
+            with pytest.raises(CheckFailed, match=f"field {field.split('/')[0]}"):
                 report_of(copied)
 
 
 def spoil_metric(run):
-    result = read_json(run / "candidate" / "result.json", "result")
-    result["metrics"]["strict_success"] += 0.01
-    write_json(run / "candidate" / "result.json", result)
+    edit(run / "candidate" / "result.json", "metrics/strict_success", another)
 
 
 def spoil_training_metric(run):
-    result = read_json(run / "grpo" / "result.json", "result")
-    result["metrics"]["mixed_groups"] += 1
-    write_json(run / "grpo" / "result.json", result)
+    edit(run / "grpo" / "result.json", "metrics/mixed_groups", another)
 
 
 def spoil_step_order(run):
     one, two = (run / "grpo" / "steps" / f"step-000{number}.json" for number in (1, 2))
-    first, second = read_json(one, "step"), read_json(two, "step")
-    write_json(one, {**second, "step": 1})
-    write_json(two, {**first, "step": 2})
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    edit(one, "step", 1)
+    edit(two, "step", 2)
     reseal(run / "grpo")
 
 
@@ -382,31 +332,22 @@ def spoil_missing_step(run):
 
 
 def spoil_missing_item(run):
-    path = run / "candidate" / "rollouts.jsonl"
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    edit(run / "candidate" / "rollouts.jsonl", "7", REMOVED)
     reseal(run / "candidate")
 
 
 def spoil_learning_rate(run):
-    path = run / "grpo" / "steps" / "step-0005.json"
-    step = read_json(path, "step")
-    step["metrics"]["learning_rate"] *= 3
-    write_json(path, step)
+    edit(run / "grpo" / "steps" / "step-0005.json", "metrics/learning_rate", lambda rate: 3 * rate)
     reseal(run / "grpo")
 
 
 def spoil_protocol(run):
-    path = run / "grpo" / "protocol.json"
-    write_json(path, {**read_json(path, "protocol"), "loss.kl": 0.0})
+    edit(run / "grpo" / "protocol.json", "loss.kl", 0.0)
     reseal(run / "grpo")
 
 
 def spoil_validation(run):
-    path = run / "grpo" / "validation" / "step-0004.jsonl"
-    lines = path.read_text().splitlines()
-    record = json.loads(lines[0])
-    record["reward"] += 0.5
-    path.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    edit(run / "grpo" / "validation" / "step-0004.jsonl", "0/reward", another)
     reseal(run / "grpo")
 
 
@@ -421,17 +362,12 @@ def spoil_merged_weights(run):
 
 
 def spoil_retention(run):
-    path = run / "retention" / "outputs.jsonl"
-    lines = path.read_text().splitlines()
-    record = json.loads(lines[0])
-    record["correct"] = not record["correct"]
-    path.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    edit(run / "retention" / "outputs.jsonl", "0/correct", another)
     reseal(run / "retention")
 
 
 def spoil_another_plan(run):
-    result = read_json(run / "baseline" / "result.json", "result")
-    write_json(run / "baseline" / "result.json", {**result, "plan_id": "0" * 64})
+    edit(run / "baseline" / "result.json", "plan_id", "0" * 64)
 
 
 SPOILERS = {
@@ -461,7 +397,7 @@ def test_altered_evidence_is_refused_and_no_summary_is_written(copied, spoil):
 def test_a_finished_run_is_reported_by_later_code(copied):
     """Sources that have changed since decide nothing any more; the recorded commit must hold those that did."""
     sources = dict(read_json(copied / "plan.json", "plan")["sources"])
-    reforged(copied, sources={**sources, "recipe/orders/judge.py": "0" * 64})
+    reforge(copied, sources={**sources, "recipe/orders/judge.py": "0" * 64})
     with pytest.raises(Refused, match="recipe/orders/judge.py is changed .* frozen from .* at commit .*: start that, or prepare"):
         plans.load(copied / "plan.json")
     assert plans.load(copied / "plan.json", check_sources=False).id
@@ -472,7 +408,7 @@ def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
     code = {path.relative_to(ROOT).as_posix() for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
     assert {path for path in code - frozen if not path.startswith("recipe/practice/")} == {
         "experiments/report.py", "recipe/progress.py", "recipe/report.py", "recipe/verify/__init__.py",
-        "recipe/verify/plots.py", "recipe/verify/replay.py",
+        "recipe/verify/plots.py", "recipe/verify/replay.py", "recipe/verify/summary.py",
     }  # fmt: skip
     assert {"recipe/policy/engine/linear.py", "recipe/orders/judge.py", "recipe/run/evidence.py"} <= frozen <= code
 

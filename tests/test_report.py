@@ -1,5 +1,6 @@
 """What a summary says, against numbers and sentences worked out by hand."""
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from recipe import report
 from recipe.errors import Refused
 from recipe.files import write_lines
+from recipe.run.evidence import Evaluated
+from recipe.run.result import Result
 from recipe.stages import EVIDENCE
 from recipe.task import family
+from recipe.verify.summary import LIMITS, Precision, markdown, paired, summarise
 
 # ---- the paired comparison
 
@@ -27,30 +31,30 @@ def test_the_interval_is_the_middle_95_percent_of_the_resampled_means():
     P(X <= 3) = 697/65536 = 1.1 % and P(X <= 4) = 2517/65536 = 3.8 %, so that the lowest 2.5 % end at 4 of 16 and, by
     symmetry, the highest begin at 12. At 90 % it would be 5 to 11, at 99 % 3 to 13, at 20 % 7 to 9.
     """
-    found = report.paired(*sixteen(better=8))
-    assert found["descriptive_interval_95"] == [0.25, 0.75] and found["difference"] == 0.5
-    assert (found["items"], found["resamples"]) == (16, 10_000)
+    found = paired(*sixteen(better=8))
+    assert found.descriptive_interval_95 == [0.25, 0.75] and found.difference == 0.5
+    assert (found.items, found.resamples) == (16, 10_000)
 
 
 def test_gains_are_positive_and_losses_negative():
     before, after = sixteen(better=8)
-    found = report.paired(after, before)
-    assert found["descriptive_interval_95"] == [-0.75, -0.25] and found["difference"] == -0.5
-    assert (found["better"], found["worse"]) == (0, 8)
-    assert report.paired(*sixteen(better=16))["descriptive_interval_95"] == [1.0, 1.0]
+    found = paired(after, before)
+    assert found.descriptive_interval_95 == [-0.75, -0.25] and found.difference == -0.5
+    assert (found.better, found.worse) == (0, 8)
+    assert paired(*sixteen(better=16)).descriptive_interval_95 == [1.0, 1.0]
 
 
 def test_items_are_counted_by_what_became_of_them():
     before = {"a": 0.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 0.0, "f": 0.0, "g": 0.0, "h": 0.5, "i": 0.5}
     after = {"i": 0.5, "h": 1.0, "g": 0.0, "f": 0.0, "e": 0.0, "d": 1.0, "c": 1.0, "b": 0.5, "a": 1.0}
-    found = report.paired(before, after)
-    counts = {name: found[name] for name in ("items", "better", "worse", "equal_success", "equal_failure")}
+    found = paired(before, after)
+    counts = {name: getattr(found, name) for name in ("items", "better", "worse", "equal_success", "equal_failure")}
     assert counts == {"items": 9, "better": 2, "worse": 1, "equal_success": 2, "equal_failure": 3}
-    assert found["difference"] == pytest.approx((1 + 0.5 - 0.5) / 9)
+    assert found.difference == pytest.approx((1 + 0.5 - 0.5) / 9)
 
 
 def test_the_bootstrap_is_the_same_every_time():
-    assert report.paired(*sixteen(5, 3)) == report.paired(*sixteen(5, 3))
+    assert paired(*sixteen(5, 3)) == paired(*sixteen(5, 3))
 
 
 # ---- the aggregates
@@ -78,10 +82,16 @@ GATES = {"grpo": {"mixed_reward_groups": True}, "merge": {"same_policy": True}, 
 ANCESTRY = {"grpo": {"adapter": "a" * 64}, "merge": {"merged_checkpoint": "c" * 64}}
 
 
-def results(**gates) -> dict:
+def results(**gates) -> dict[str, Result]:
     """Results of all stages; ``gates`` are added to a stage's own."""
     return {
-        name: SimpleNamespace(
+        name: Result(
+            stage=name,
+            plan_id="p",
+            kind="pilot",
+            failure=None,
+            outputs={},
+            started="2026-01-01T00:00:00Z",
             metrics=METRICS[name],
             gates={**GATES.get(name, {}), **gates.get(name, {})},
             ancestry=ANCESTRY.get(name, {}),
@@ -101,11 +111,11 @@ def plan(tmp_path):
     }
     for stage, tasks in strict.items():
         records = [
-            {"task_id": task, "outcome": {"strict_success": bool(won)}}
+            Evaluated(task, [], [], [], [], [], [], {"strict_success": bool(won)}, 0.0, sample)
             for task, samples in tasks.items()
-            for won in samples
+            for sample, won in enumerate(samples)
         ]
-        write_lines(tmp_path / stage / "rollouts.jsonl", records)
+        write_lines(tmp_path / stage / "rollouts.jsonl", map(asdict, records))
     return SimpleNamespace(
         run=tmp_path,
         id="0123456789abcdef" + "9" * 48,
@@ -124,19 +134,19 @@ def plan(tmp_path):
 
 
 def test_a_pilot_whose_gates_all_passed_is_qualified(plan):
-    summary = report.summarise(plan, results())
-    assert summary["qualified"] and summary["not_qualified_because"] == []
-    assert summary["gates"] == {
+    summary = summarise(plan, results())
+    assert summary.qualified and summary.not_qualified_because == []
+    assert summary.gates == {
         "grpo: mixed_reward_groups": True, "merge: same_policy": True, "retention: no_regression": True,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", EVIDENCE)
 def test_one_failed_gate_of_any_stage_disqualifies(plan, stage):
-    summary = report.summarise(plan, results(**{stage: {"held": False}}))
-    assert not summary["qualified"] and summary["gates"][f"{stage}: held"] is False
-    assert summary["not_qualified_because"] == [f"gate {stage}: held did not pass"]
-    text = report.markdown(summary)
+    summary = summarise(plan, results(**{stage: {"held": False}}))
+    assert not summary.qualified and summary.gates[f"{stage}: held"] is False
+    assert summary.not_qualified_because == [f"gate {stage}: held did not pass"]
+    text = markdown(summary)
     assert f"- **FAILED**: {stage}: held\n" in text and "- passed: merge: same_policy\n" in text
     assert f"**Not a qualified pilot:**\n\n- gate {stage}: held did not pass\n\n" in text
     assert "**Qualified**" not in text
@@ -144,32 +154,32 @@ def test_one_failed_gate_of_any_stage_disqualifies(plan, stage):
 
 def test_another_protocol_and_a_practice_checkpoint_disqualify(plan):
     plan.frozen.deviations, plan.kind = {"grpo.steps": 8}, "custom"
-    summary = report.summarise(plan, results(merge={"held": False}))
-    assert not summary["qualified"] and summary["deviations"] == {"grpo.steps": 8}
-    assert summary["not_qualified_because"] == [
+    summary = summarise(plan, results(merge={"held": False}))
+    assert not summary.qualified and summary.deviations == {"grpo.steps": 8}
+    assert summary.not_qualified_because == [
         "the configuration deviates from the default protocol", "gate merge: held did not pass",
     ]  # fmt: skip
     plan.practice = True
-    [reason] = report.summarise(plan, results())["not_qualified_because"]
+    [reason] = summarise(plan, results()).not_qualified_because
     assert reason.startswith("practice checkpoint: ")
 
 
 def test_every_number_of_the_summary_is_that_of_its_stage(plan):
-    summary = report.summarise(plan, results())
-    assert summary["baseline"] == {**MEASURED, "generation_seconds": 11.0}
-    assert summary["candidate"] == {**METRICS["candidate"], "generation_seconds": 14.0}
-    assert (summary["training"], summary["retention"], summary["merge"]) == (TRAINED, RETAINED, METRICS["merge"])
-    assert summary["paired"]["difference"] == pytest.approx((0.5 + 1 - 0.5) / 3)
-    assert (summary["paired"]["better"], summary["paired"]["worse"]) == (2, 1)
-    assert summary["provenance"] == {
+    summary = summarise(plan, results())
+    assert summary.baseline == {**MEASURED, "generation_seconds": 11.0}
+    assert summary.candidate == {**METRICS["candidate"], "generation_seconds": 14.0}
+    assert (summary.training, summary.retention, summary.merge) == (TRAINED, RETAINED, METRICS["merge"])
+    assert summary.paired.difference == pytest.approx((0.5 + 1 - 0.5) / 3)
+    assert (summary.paired.better, summary.paired.worse) == (2, 1)
+    assert asdict(summary.provenance) == {
         "commit": "fedcba9876543210" * 2, "uncommitted": [], "starting_checkpoint": "b" * 64, "adapter": "a" * 64,
         "merged_checkpoint": "c" * 64, "versions": {"trl": "0.29.0"},
         "machines": {name: {"gpu": name} for name in EVIDENCE},
         "seconds": {"preflight": 0.0, "baseline": 1.0, "grpo": 2.0, "merge": 3.0, "candidate": 4.0, "retention": 5.0},
     }  # fmt: skip
-    assert summary["precision"] == {"training": "bfloat16", "evaluation": "float32", "retention_baseline": "float32"}
+    assert summary.precision == Precision(training="bfloat16", evaluation="float32", retention_baseline="float32")
     kept = ("layout", "kind", "family", "plan_id", "limits")
-    assert [summary[name] for name in kept] == [1, "pilot", "orders", plan.id, list(report.LIMITS)]
+    assert [getattr(summary, name) for name in kept] == [1, "pilot", "orders", plan.id, list(LIMITS)]
 
 
 # ---- the text
@@ -241,21 +251,21 @@ have a relative error of 42%.
 
 def test_the_whole_text(plan):
     """All three differences are (-1/2, 1/2, 1): of 27 resamples one is -50 % throughout, one 100 %, 3.7 % each."""
-    assert report.markdown(report.summarise(plan, results())) == TEXT
+    assert markdown(summarise(plan, results())) == TEXT
 
 
 def test_a_regression_is_said_and_none_is_not(plan):
-    summary = report.summarise(plan, results())
-    assert "6 after. **Regression.**\n" in report.markdown(summary)
-    summary["retention"] = {**RETAINED, "regression": False}
-    assert "Regression" not in report.markdown(summary)
+    summary = summarise(plan, results())
+    assert "6 after. **Regression.**\n" in markdown(summary)
+    summary = replace(summary, retention={**RETAINED, "regression": False})
+    assert "Regression" not in markdown(summary)
 
 
 def test_uncommitted_changes_and_a_missing_commit_are_said(plan):
     plan.frozen.repository.uncommitted = ["recipe/grpo.py"]
-    assert "commit `fedcba987654` with uncommitted changes\n" in report.markdown(report.summarise(plan, results()))
+    assert "commit `fedcba987654` with uncommitted changes\n" in markdown(summarise(plan, results()))
     plan.frozen.repository.commit = None
-    assert "commit `none` with uncommitted changes\n" in report.markdown(report.summarise(plan, results()))
+    assert "commit `none` with uncommitted changes\n" in markdown(summarise(plan, results()))
 
 
 @pytest.mark.parametrize(
@@ -265,8 +275,9 @@ def test_the_title_says_which_kind_of_run_it_is(plan, kind, title):
     plan.kind, plan.family.name = kind, "invoices"
     found = results()
     for name in ("baseline", "candidate"):
-        found[name].metrics = {**METRICS[name], **{milestone: 0.5 for milestone in family("invoices").milestones}}
-    text = report.markdown(report.summarise(plan, found))
+        milestones = {milestone: 0.5 for milestone in family("invoices").milestones}
+        found[name] = replace(found[name], metrics={**METRICS[name], **milestones})
+    text = markdown(summarise(plan, found))
     assert text.startswith(f"# {title}: agentic GRPO on {family('invoices').title}\n")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -16,13 +17,14 @@ from recipe.config import Config, Retention
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm import baseline
-from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Item, Protocol
+from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Item, Output, Protocol
 from recipe.policy import Sampling, checkpoint
 from recipe.policy.chat import Chat
 from recipe.progress import Progress
 from recipe.records import read_json, read_lines
 from recipe.run import plan as plans
 from runs import ROOT, settings
+from tampering import another, edit
 
 BRIEF = Protocol(max_new_tokens=24, decoder="native")
 QUESTIONS = [("Wie viel ist {sechs} mal drei?", "18"), ("Wie viele Äpfel?", "2,125"), ("Und 0 - 5?", "-5")] * 3
@@ -185,20 +187,20 @@ def test_refuses_a_question_file_that_is_missing_empty_or_not_text(tmp_path, con
 # Evaluation
 
 
-def evaluate(model, tokenizer, batch_size: int, protocol: Protocol = BRIEF, finished=lambda: None) -> list[dict]:
+def evaluate(model, tokenizer, batch_size: int, protocol: Protocol = BRIEF, finished=lambda: None) -> list[Output]:
     return baseline.evaluate(model, tokenizer, PLAIN_ITEMS, replace(protocol, batch_size=batch_size), finished)
 
 
 def test_the_tiny_model_exercises_every_kind_of_output(small_model, small_tokenizer):
     """What the other tests rest on: outputs that end and that are cut, with and without a value, ambiguous or not."""
     outputs = evaluate(small_model, small_tokenizer, 12)
-    assert {output["finished"] for output in outputs} == {True, False}
-    assert {output["value"] is None for output in outputs} == {True, False}
-    assert {output["ambiguous"] for output in outputs} == {True, False}
+    assert {output.finished for output in outputs} == {True, False}
+    assert {output.value is None for output in outputs} == {True, False}
+    assert {output.ambiguous for output in outputs} == {True, False}
 
 
 def test_the_recorded_run_has_outputs_that_end_and_that_are_cut(recorded):
-    assert {output["finished"] for output in baseline.load(recorded).outputs} == {True, False}
+    assert {output.finished for output in baseline.load(recorded).outputs} == {True, False}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
@@ -211,10 +213,10 @@ def test_an_items_output_depends_on_neither_its_batch_nor_the_decoder(small_mode
 def test_an_items_output_depends_on_seed_and_id(small_model, small_tokenizer):
     outputs = evaluate(small_model, small_tokenizer, 12)
     reseeded = evaluate(small_model, small_tokenizer, 12, replace(BRIEF, seed=43))
-    assert all(one["ids"] != other["ids"] for one, other in zip(outputs, reseeded))
+    assert all(one.ids != other.ids for one, other in zip(outputs, reseeded))
     same_question = [replace(PLAIN_ITEMS[0], id=item.id) for item in PLAIN_ITEMS]
     twins = baseline.evaluate(small_model, small_tokenizer, same_question, BRIEF, lambda: None)
-    assert len({tuple(output["ids"]) for output in twins}) == len(PLAIN_ITEMS)
+    assert len({tuple(output.ids) for output in twins}) == len(PLAIN_ITEMS)
 
 
 def test_progress_hears_every_item_once_and_early_ones_early(small_model, small_tokenizer):
@@ -230,13 +232,13 @@ def test_only_what_follows_the_thinking_is_read(small_tokenizer):
     chat = Chat(small_tokenizer)
     item = Item("item-001", "?", "18")
 
-    def output(text: str) -> dict:
+    def output(text: str) -> Output:
         ids = [*chat.encode(text), chat.end_id]
         return baseline._output(item, ids, chat.parse(ids))
 
-    assert output("<think>\n7\n</think>\n\nAntwort: 18")["correct"]
-    assert output("<think>\n18\n</think>\n\nAntwort: 7")["value"] == "7"
-    assert output("<think>\nAntwort: 18")["value"] is None
+    assert output("<think>\n7\n</think>\n\nAntwort: 18").correct
+    assert output("<think>\n18\n</think>\n\nAntwort: 7").value == "7"
+    assert output("<think>\nAntwort: 18").value is None
 
 
 def test_refuses_a_prompt_that_does_not_fit_naming_the_item(small_model, small_tokenizer):
@@ -318,24 +320,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path):
 # Reading a retention baseline
 
 
-def altered(value):
-    """A different value of the same JSON type, where there is one."""
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return value + "1"
-        case list():
-            return [*value[:-1], value[-1] + 1]
-        case dict():
-            return {**value, "digest": "1"}
-        case None:
-            return "1"
-
-
-def reseal(run: Path) -> None:
+def seal_again(run: Path) -> None:
     """Make all digests of an altered run fit again: what is refused now is refused for the field itself."""
     document = read_json(run / RUN, "")
     document |= {"items_sha256": file_digest(run / ITEMS), "outputs_sha256": file_digest(run / OUTPUTS)}
@@ -346,20 +331,20 @@ def reseal(run: Path) -> None:
 def test_accepts_what_was_recorded(recorded, small_checkpoint):
     run = baseline.load(recorded)
     assert run.checkpoint == checkpoint.identity(small_checkpoint)["digest"]
-    assert [output["id"] for output in run.outputs] == [item.id for item in run.items]
+    assert [output.id for output in run.outputs] == [item.id for item in run.items]
     assert run.counts == baseline.counts(run.outputs)
 
 
 def test_resealing_an_unaltered_run_changes_nothing(run, recorded):
-    reseal(run)
+    seal_again(run)
     assert (run / RUN).read_bytes() == (recorded / RUN).read_bytes()
 
 
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
 @pytest.mark.parametrize("key", ["id", "ids", "text", "finished", "value", "ambiguous", "correct"])
 def test_refuses_an_altered_output(run, place, key):
-    outputs = read_lines(run / OUTPUTS, "")
-    outputs[place][key] = altered(outputs[place][key])
+    outputs = read_lines(Any, run / OUTPUTS, "it")
+    outputs[place][key] = another(outputs[place][key])
     write_lines(run / OUTPUTS, outputs)
     with pytest.raises(Refused, match=OUTPUTS):
         baseline.load(run)
@@ -368,10 +353,10 @@ def test_refuses_an_altered_output(run, place, key):
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
 @pytest.mark.parametrize("key", ["id", "finished", "value", "ambiguous", "correct"])
 def test_names_the_output_and_field_that_does_not_hold_even_with_fitting_digests(run, place, key):
-    outputs = read_lines(run / OUTPUTS, "")
-    outputs[place][key] = altered(outputs[place][key])
+    outputs = read_lines(Any, run / OUTPUTS, "it")
+    outputs[place][key] = another(outputs[place][key])
     write_lines(run / OUTPUTS, outputs)
-    reseal(run)
+    seal_again(run)
     cut_early = key == "finished" and len(outputs[place]["ids"]) < BRIEF.max_new_tokens
     named = "ids" if cut_early else key
     with pytest.raises(Refused, match=rf"{OUTPUTS}:{place + 1} \(item-00{place + 1}\): field {named} "):
@@ -384,11 +369,11 @@ def test_names_the_output_and_field_that_does_not_hold_even_with_fitting_digests
      ("finished", 1), ("correct", 0), ("ambiguous", "no"), ("id", 5), ("value", 18)],
 )  # fmt: skip
 def test_names_an_output_field_of_another_type_or_length(run, key, value):
-    outputs = read_lines(run / OUTPUTS, "")
+    outputs = read_lines(Any, run / OUTPUTS, "it")
     outputs[0][key] = value
     write_lines(run / OUTPUTS, outputs)
-    reseal(run)
-    with pytest.raises(Refused, match=rf"{OUTPUTS}:1 \(item-001\): field {key} "):
+    seal_again(run)
+    with pytest.raises(Refused, match=rf"{OUTPUTS}(:1 \(item-001\): field|: line 1:) {key}"):
         baseline.load(run)
 
 
@@ -405,18 +390,18 @@ def test_names_an_output_field_of_another_type_or_length(run, key, value):
 )
 @pytest.mark.parametrize("name", [ITEMS, OUTPUTS])
 def test_refuses_missing_repeated_reordered_and_misshapen_lines(run, name, change):
-    lines = read_lines(run / name, "")
+    lines = read_lines(Any, run / name, "it")
     change(lines)
     write_lines(run / name, lines)
-    reseal(run)
+    seal_again(run)
     with pytest.raises(Refused, match=f"{ITEMS}|{OUTPUTS}"):
         baseline.load(run)
 
 
 @pytest.mark.parametrize("key", ["id", "question", "answer"])
 def test_refuses_an_altered_item(run, key):
-    items = read_lines(run / ITEMS, "")
-    items[2][key] = altered(items[2][key])
+    items = read_lines(Any, run / ITEMS, "it")
+    items[2][key] = another(items[2][key])
     write_lines(run / ITEMS, items)
     with pytest.raises(Refused, match=r"items.jsonl was altered|item-003"):
         baseline.load(run)
@@ -424,16 +409,16 @@ def test_refuses_an_altered_item(run, key):
 
 @pytest.mark.parametrize("answer", ["2,125", "018", "18.0", "-0", "1e3", "", "18\n"])
 def test_refuses_an_answer_that_is_not_plain(run, answer):
-    items = read_lines(run / ITEMS, "")
+    items = read_lines(Any, run / ITEMS, "it")
     items[2]["answer"] = answer
     write_lines(run / ITEMS, items)
-    reseal(run)
+    seal_again(run)
     with pytest.raises(Refused, match=r"items.jsonl:3 \(item-003\): field answer"):
         baseline.load(run)
 
 
 def test_refuses_an_id_used_twice(run):
-    items = read_lines(run / ITEMS, "")
+    items = read_lines(Any, run / ITEMS, "it")
     items[2]["id"] = items[0]["id"]
     write_lines(run / ITEMS, items)
     with pytest.raises(Refused, match="items.jsonl:3: field id 'item-001' is used twice"):
@@ -456,7 +441,7 @@ def test_refuses_an_altered_field_of_the_document(run, path):
     for key in above:
         owner = owner[key]
     assert last in owner
-    owner[last] = altered(owner[last])
+    owner[last] = another(owner[last])
     write_json(run / RUN, document)
     with pytest.raises(Refused):
         baseline.load(run)
@@ -467,21 +452,21 @@ def test_refuses_an_altered_field_of_the_document(run, path):
     [
         ("layout", 1, "layout 1"),
         ("layout", None, "layout None"),
-        ("checkpoint", None, "checkpoint.files"),
-        ("checkpoint", {"digest": "0", "files": {"config.json": 1}}, "checkpoint.files"),
+        ("checkpoint", None, "checkpoint must be a mapping"),
+        ("checkpoint", {"digest": "0", "files": {"config.json": 1}}, "checkpoint.files.config.json must be str"),
         ("checkpoint", {"digest": "0", "files": {}}, "checkpoint.digest"),
         ("protocol", None, "protocol must be a mapping"),
-        ("protocol", {}, "field protocol does not state every setting"),
-        ("chat", {"end_id": True, "thinking_opened": False}, "field chat"),
-        ("chat", {"end_id": 1, "thinking_opened": "no"}, "field chat"),
-        ("counts", None, "field counts"),
+        ("protocol", {}, "key protocol.batch_size is missing"),
+        ("chat", {"end_id": True, "thinking_opened": False}, "chat.end_id must be int"),
+        ("chat", {"end_id": 1, "thinking_opened": "no"}, "chat.thinking_opened must be bool"),
+        ("counts", None, "counts must be dict"),
         ("precision", "float16", "field precision"),
-        ("extra", 1, "field extra"),
+        ("extra", 1, "key extra is unknown"),
     ],
 )
 def test_names_the_document_field_that_does_not_hold_even_with_fitting_digests(run, key, value, named):
     write_json(run / RUN, {**read_json(run / RUN, ""), key: value})
-    reseal(run)
+    seal_again(run)
     with pytest.raises(Refused, match=named):
         baseline.load(run)
 
@@ -512,7 +497,7 @@ def test_outputs_are_derived_again_from_their_ids(recorded, small_checkpoint):
 
 def test_names_the_output_whose_text_is_not_that_of_its_ids(recorded, small_checkpoint):
     run = baseline.load(recorded)
-    run.outputs[1]["text"] += " "
+    run.outputs[1] = replace(run.outputs[1], text=run.outputs[1].text + " ")
     with pytest.raises(CheckFailed, match=r"after:2 \(item-002\): field text "):
         baseline.check_outputs(run.outputs, run.items, run.protocol, small_checkpoint, "after")
 
@@ -532,7 +517,7 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     )  # fmt: skip
     done = retention.measure(stage)
     before = baseline.load(recorded)
-    assert read_lines(tmp_path / "retention" / OUTPUTS, "") == before.outputs
+    assert read_lines(Output, tmp_path / "retention" / OUTPUTS, "it") == before.outputs
     assert done.metrics == retention.compare(before.outputs, before.outputs, margin=1)
     assert done.gates == {"retained": True} and done.failure is None
     assert done.ancestry == {"checkpoint": before.checkpoint, "before": before.checkpoint}
@@ -547,19 +532,17 @@ def retention_plan(practice: Path, folder: Path, precision="float32", items=64, 
     shutil.copytree(practice / "retention-baseline", folder / "recorded")
     recorded, lines = folder / "recorded", {name: items for name in (ITEMS, OUTPUTS)}
     for name, count in lines.items():
-        write_lines(recorded / name, read_lines(recorded / name, "")[:count])
+        write_lines(recorded / name, read_lines(Any, recorded / name, "it")[:count])
     document = read_json(recorded / RUN, "")
-    outputs = read_lines(recorded / OUTPUTS, "")
     if correct is not None:
-        altered_items = read_lines(recorded / ITEMS, "")
-        for item, output in list(zip(altered_items, outputs))[correct:]:
-            item["answer"], output["correct"] = "-77", False
-        write_lines(recorded / ITEMS, altered_items)
-        write_lines(recorded / OUTPUTS, outputs)
-    document |= {"precision": precision, "counts": baseline.counts(outputs)}
+        for number in range(correct, items):
+            edit(recorded / ITEMS, f"{number}/answer", "-77")
+            edit(recorded / OUTPUTS, f"{number}/correct", False)
+    counts = baseline.counts(read_lines(Output, recorded / OUTPUTS, "it"))
+    document |= {"precision": precision, "counts": counts}
     document["protocol"] |= protocol
     write_json(recorded / RUN, document)
-    reseal(recorded)
+    seal_again(recorded)
     chosen = config.resolve({**settings(practice), "retention": {"margin": margin}})
     return plans.prepare(practice / "checkpoint", recorded, chosen, folder / "run")
 
@@ -628,13 +611,12 @@ def test_recording_takes_the_evaluations_precision_unless_told_otherwise(small_c
 # Comparison
 
 
-def outputs(*letters: str) -> list[dict]:
+def outputs(*letters: str) -> list[Output]:
     """Outputs by letter: c correct, w wrong, a ambiguous and wrong, u unreadable."""
     return [
-        {"id": f"item-{place}", "correct": letter == "c", "ambiguous": letter == "a",
-         "value": None if letter == "u" else "1"}
+        Output(f"item-{place}", [1], "", True, None if letter == "u" else "1", letter == "a", letter == "c")
         for place, letter in enumerate("".join(letters))
-    ]  # fmt: skip
+    ]
 
 
 def test_compares_by_item_and_not_by_order():

@@ -1,6 +1,7 @@
 """The stream of a rollout: ids, mask and spans agree, bounds hold, and spans alone make the record."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from recipe.config import Rules
 from recipe.files import canonical
 from recipe.policy.decoding import Sampled
+from recipe.records import parse
 from recipe.rollout import Rollout, dialogue, replay
+from recipe.run.evidence import RolloutRecord
 from runs import rules
 
 LOOKUP = '<tool_call>\n{"name": "lookup", "arguments": {"record_id": "K7B-XD4"}}\n</tool_call>'
@@ -61,12 +64,13 @@ def test_gold_stream_is_turns_with_glue_between(chat, task):
 
 def test_record_says_all_of_it_as_plain_data(chat, task):
     rollout = replay(task, spoken(chat, LOOKUP, CALCULATE, ANSWER), chat, WIDE)
-    record = json.loads(canonical(rollout.record()))
-    assert record["task_id"] == task.task_id
-    assert record["prompt_ids"] + record["ids"] == rollout.prompt + rollout.ids
-    assert [event["tool"] for event in record["events"]] == ["lookup", "calculator"]
-    assert record["outcome"]["strict_success"] is True and record["reward"] == 1.0
-    assert [turn["finished"] for turn in record["turns"]] == [True] * 3
+    record = rollout.record()
+    assert parse(RolloutRecord, json.loads(canonical(asdict(record))), "it") == record
+    assert record.task_id == task.task_id
+    assert record.prompt_ids + record.ids == rollout.prompt + rollout.ids
+    assert [event.tool for event in record.events] == ["lookup", "calculator"]
+    assert record.outcome["strict_success"] is True and record.reward == 1.0
+    assert [turn.finished for turn in record.turns] == [True] * 3
 
 
 def test_observation_is_cut_where_the_budget_ends(chat, task):
@@ -159,9 +163,9 @@ def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
 
     rollout = hold(Rollout(task, chat, played), speak)
     assert_consistent(rollout, chat, played)
-    recorded = json.loads(canonical(rollout.record()))
+    recorded = json.loads(canonical(asdict(rollout.record())))
     again = replay(task, recorded["spans"], chat, played)
-    assert canonical(again.record()) == canonical(recorded)
+    assert canonical(asdict(again.record())) == canonical(recorded)
     assert again.open == rollout.open is False
 
 
@@ -171,7 +175,7 @@ def test_every_change_of_a_span_changes_the_stream(chat, task):
     for turn in range(3):
         changed = [list(span) for span in spans]
         changed[turn].insert(0, chat.encode("x")[0])
-        assert replay(task, changed, chat, WIDE).record()["ids"] != whole["ids"]
+        assert replay(task, changed, chat, WIDE).record().ids != whole.ids
 
 
 def hold(rollout, speak, stream=None) -> Rollout:
@@ -202,13 +206,13 @@ def test_a_decoder_that_overruns_its_budget_is_noticed(chat, task):
         hold(Rollout(task, chat, rules(max_tokens=5)), lambda _: [5] * 6)
 
 
-def test_real_tokenizer_keeps_odd_spans(qwen_chat, task):
+def test_a_trained_tokenizer_keeps_odd_spans(trained_chat, task):
     """Non-canonical ids, unknown ids and a sampled pad token are trained on exactly as sampled."""
-    symbols = [token for symbol in LOOKUP for token in qwen_chat.encode(symbol)]
+    symbols = [token for symbol in LOOKUP for token in trained_chat.encode(symbol)]
     spans = [
-        [qwen_chat.pad_id, len(qwen_chat.tokenizer) + 3, *symbols, *qwen_chat.encode(LOOKUP), qwen_chat.end_id],
-        qwen_chat.encode("<think>\nu\u0308")[:-1],
+        [trained_chat.pad_id, len(trained_chat.tokenizer) + 3, *symbols, *trained_chat.encode(LOOKUP), trained_chat.end_id],
+        trained_chat.encode("<think>\nu\u0308")[:-1],
     ]
-    rollout = replay(task, spans, qwen_chat, rules())
+    rollout = replay(task, spans, trained_chat, rules())
     assert len(rollout.events()) == 2
-    assert_consistent(rollout, qwen_chat, rules())
+    assert_consistent(rollout, trained_chat, rules())

@@ -107,7 +107,7 @@ BROKEN = {
     "a list": ("- a", "site.yaml must be a mapping"),
     "a missing key": ("workspace: a", "site.yaml: key image is missing"),
     "an unknown key": ("pool: a", "site.yaml: key .* is (missing|unknown)"),
-    "a number": ("workspace: 42", "site.yaml.workspace must be str, not 42"),
+    "a number": ("workspace: 42", "site.yaml: workspace must be str, not 42"),
     "an empty value": ('workspace: ""', "workspace must be one line of text"),
     "two lines": ('workspace: "a\\nb"', "workspace must be one line of text"),
     "a relative mount": ("mount: pfss", "mount must be an absolute path"),

@@ -151,7 +151,7 @@ def test_load_checks_again(splits):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"quantity": True}, r"development\[3\]\.quantity must be int, not True"), ({"quantity": 12.0}, "must be int"),
-     ({"record_id": None}, "must be str"), ({"more": 1}, "key more is unknown")],
+     ({"record_id": None}, "must be str"), ({"more": 1}, "key .*more is unknown")],
 )  # fmt: skip
 def test_a_field_of_another_type_is_refused_by_name(splits, change, reason):
     records = {split: [task.record() for task in tasks] for split, tasks in splits.items()}

@@ -11,7 +11,7 @@ THOUGHT = "<think>\nx\n</think>\n\n"
 LOOKUP = THOUGHT + '<tool_call>{"arguments":{"record_id":"K7B-XD4"},"name":"lookup"}</tool_call>'
 
 
-@pytest.fixture(scope="session", params=["small_tokenizer", "qwen_tokenizer"])
+@pytest.fixture(scope="session", params=["small_tokenizer", "trained_tokenizer"])
 def base(request):
     return request.getfixturevalue(request.param)
 

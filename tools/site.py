@@ -19,7 +19,7 @@ import yaml
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_bytes
-from recipe.records import content, parse, read_yaml
+from recipe.records import content, read_yaml
 from recipe.run.entrypoint import guarded
 
 FOLDER = Path(__file__).resolve().parents[1] / "determined_configs"
@@ -49,7 +49,7 @@ def load(folder: Path = FOLDER) -> Site:
         Refused: no such file, or one that is not such a YAML; names the key.
     """
     path = folder / VALUES
-    site = parse(Site, read_yaml(path, "the site's values"), VALUES)
+    site = read_yaml(Site, path, "the site's values")
     for key, value in asdict(site).items():
         if not (value or key == "resource_pool") or not (value or " ").isprintable():
             raise Refused(f"{path}: {key} must be one line of text, not {value!r}")

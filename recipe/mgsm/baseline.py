@@ -28,6 +28,7 @@ All three are canonical JSON (:mod:`recipe.files`), so that equal runs are equal
 read like any other; one whose thinking never closed has no value.
 """
 
+import io
 import os
 import re
 import shutil
@@ -41,17 +42,13 @@ from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write
 from recipe.policy import PRECISIONS, Sampling, checkpoint, configuration, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
-from recipe.records import read_json, read_lines
+from recipe.records import below, content, read, read_lines, short
 from recipe.settings import build, differences, or_zero
 
 LAYOUT = 2
 RUN, ITEMS, OUTPUTS = "retention.json", "items.jsonl", "outputs.jsonl"
 LIMIT = 64  # items of a retention baseline under the default protocol
 
-_FIELDS = {
-    "layout", "checkpoint", "protocol", "chat", "precision", "items_sha256", "outputs_sha256", "counts", "digest",
-}  # fmt: skip
-_CHAT = {"end_id": int, "thinking_opened": bool}
 _VALUE = re.compile(rf"(?!-0\Z)-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})(?:\.[0-9]*[1-9])?")
 
 
@@ -87,6 +84,48 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A line of ``outputs.jsonl``: how one item was answered."""
+
+    id: str
+    ids: list[int]
+    text: str
+    finished: bool
+    value: str | None
+    ambiguous: bool
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A checkpoint's files by SHA-256; ``digest`` is that of ``files``."""
+
+    digest: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ChatFacts:
+    end_id: int
+    thinking_opened: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """``retention.json``."""
+
+    layout: int
+    checkpoint: Identity
+    protocol: Protocol
+    chat: ChatFacts
+    precision: str
+    items_sha256: str
+    outputs_sha256: str
+    counts: dict[str, int]
+    digest: str
+
+
+@dataclass(frozen=True)
 class RetentionBaseline:
     """A retention baseline whose every field was checked; ``checkpoint`` is the digest of the measured one."""
 
@@ -95,7 +134,7 @@ class RetentionBaseline:
     protocol: Protocol
     precision: str
     items: list[Item]
-    outputs: list[dict]
+    outputs: list[Output]
     counts: dict[str, int]
 
 
@@ -123,15 +162,12 @@ def items_from_tsv(path: Path, limit: int = LIMIT) -> list[Item]:
     Raises:
         Refused: no such file, no rows, or a malformed line (named).
     """
-    items = []
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in zip(range(1, limit + 1), file):
-                items.append(_item(line.rstrip("\n"), number, f"{path}:{number}"))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise Refused(f"the question file is missing: {path}") from None
+        text = content(path, "the question file").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Refused(f"the question file is not UTF-8: {path} ({error})") from None
+    lines = io.StringIO(text, newline=None)  # only newlines end a line, not all that str.splitlines takes for one
+    items = [_item(line.rstrip("\n"), number, f"{path}:{number}") for number, line in zip(range(1, limit + 1), lines)]
     if not items:
         raise Refused(f"the question file has no rows: {path}")
     return items
@@ -149,8 +185,8 @@ def _item(line: str, number: int, where: str) -> Item:
 
 def evaluate(
     model, tokenizer, items: Sequence[Item], protocol: Protocol, finished: Callable[[], object]
-) -> list[dict]:
-    """Outputs (as in ``outputs.jsonl``) of a model in ``eval()`` mode, in the order of the items.
+) -> list[Output]:
+    """Outputs of a model in ``eval()`` mode, in the order of the items.
 
     ``finished`` is called as each item is answered.
 
@@ -182,67 +218,59 @@ def evaluate(
     return [_output(item, turn.ids, chat.parse(turn.ids)) for item, turn in zip(items, turns, strict=True)]
 
 
-def _output(item: Item, ids: list[int], turn: Turn) -> dict:
+def _output(item: Item, ids: list[int], turn: Turn) -> Output:
     """The record of one sampled turn."""
     reading = read_answer(turn.visible or "")
     value = None if reading.value is None else write_value(reading.value)
-    return {
-        "id": item.id,
-        "ids": ids,
-        "text": turn.text,
-        "finished": turn.finished,
-        "value": value,
-        "ambiguous": reading.ambiguous,
-        "correct": value == item.answer,
-    }
+    return Output(
+        id=item.id,
+        ids=ids,
+        text=turn.text,
+        finished=turn.finished,
+        value=value,
+        ambiguous=reading.ambiguous,
+        correct=value == item.answer,
+    )
 
 
-def counts(outputs: Sequence[dict]) -> dict[str, int]:
+def counts(outputs: Sequence[Output]) -> dict[str, int]:
     return {
         "items": len(outputs),
-        "correct": sum(output["correct"] for output in outputs),
-        "ambiguous": sum(output["ambiguous"] for output in outputs),
-        "unreadable": sum(output["value"] is None for output in outputs),
+        "correct": sum(output.correct for output in outputs),
+        "ambiguous": sum(output.ambiguous for output in outputs),
+        "unreadable": sum(output.value is None for output in outputs),
     }
 
 
-def check_outputs(outputs: list, items: Sequence[Item], protocol: Protocol, checkpoint_path: Path, where: str) -> None:
+def check_outputs(
+    outputs: list[Output], items: Sequence[Item], protocol: Protocol, checkpoint_path: Path, where: str
+) -> None:
     """Derive every output again from its sampled ids, with the tokenizer of the checkpoint that was measured.
 
     Raises:
         CheckFailed: names the first record and field that does not hold.
     """
     chat = Chat(checkpoint.load_tokenizer(checkpoint_path))
-    _check_outputs(outputs, items, protocol, lambda output: chat.parse(output["ids"]), where)
+    _check_outputs(outputs, items, protocol, lambda output: chat.parse(output.ids), where)
 
 
 def _check_outputs(
-    outputs: list, items: Sequence[Item], protocol: Protocol, turn: Callable[[dict], Turn], where: str
+    outputs: list[Output], items: Sequence[Item], protocol: Protocol, turn: Callable[[Output], Turn], where: str
 ) -> None:
     if len(outputs) != len(items):
         raise CheckFailed(f"{where}: {len(outputs)} outputs for {len(items)} items")
-    kinds = {"id": str, "ids": list, "text": str, "finished": bool, "ambiguous": bool, "correct": bool}
     for number, (item, output) in enumerate(zip(items, outputs), 1):
-        name = f"{where}:{number} ({item.id})"
-        if not isinstance(output, dict) or output.keys() != {*kinds, "value"}:
-            raise CheckFailed(f"{name}: not a record of exactly {', '.join([*kinds, 'value'])}")
-        for key, kind in kinds.items():
-            if type(output[key]) is not kind:
-                raise CheckFailed(f"{name}: field {key} is not a {kind.__name__}")
-        ids = output["ids"]
-        cut_early = not output["finished"] and len(ids) < protocol.max_new_tokens
+        name = f"{where}:{number} ({below('', item.id)})"
+        ids = output.ids
+        cut_early = not output.finished and len(ids) < protocol.max_new_tokens
         if not 0 < len(ids) <= protocol.max_new_tokens or cut_early:
             raise CheckFailed(f"{name}: field ids has {len(ids)} tokens, not what ended within the protocol's budget")
-        if not all(type(token) is int and token >= 0 for token in ids):
+        if min(ids) < 0:
             raise CheckFailed(f"{name}: field ids holds something that is not a token id")
-        for key, value in _output(item, ids, turn(output)).items():
-            if output[key] != value:
-                raise CheckFailed(f"{name}: field {key} is {_short(output[key])}, the record gives {_short(value)}")
-
-
-def _short(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+        found = asdict(output)
+        for key, value in asdict(_output(item, ids, turn(output))).items():
+            if found[key] != value:
+                raise CheckFailed(f"{name}: field {key} is {short(found[key])}, the record gives {short(value)}")
 
 
 def load(folder: Path) -> RetentionBaseline:
@@ -253,55 +281,39 @@ def load(folder: Path) -> RetentionBaseline:
     """
     folder = Path(folder)
     path = folder / RUN
-    document = read_json(path, "the retention baseline (experiments.retention_baseline records one)")
-    if not isinstance(document, dict) or document.get("layout") != LAYOUT:
-        found = document.get("layout") if isinstance(document, dict) else None
-        raise Refused(f"{path} has layout {found!r}, this package reads layout {LAYOUT}; record the run again")
-    if document.keys() != _FIELDS:
-        raise Refused(f"{path}: field {sorted(document.keys() ^ _FIELDS)[0]} is missing or unknown")
-    identity, chat = document["checkpoint"], document["chat"]
-    files = identity.get("files") if isinstance(identity, dict) else None
-    if not isinstance(files, dict) or not all(isinstance(sha, str) for sha in files.values()):
-        raise Refused(f"{path}: field checkpoint.files is not a mapping of paths to SHA-256")
-    if identity != {"digest": digest(files), "files": files}:
+    what = "the retention baseline (experiments.retention_baseline records one)"
+    found = read(Record, path, what, (LAYOUT, "record the run again"))
+    if found.checkpoint.digest != digest(found.checkpoint.files):
         raise Refused(f"{path}: field checkpoint.digest is not the digest of checkpoint.files")
-    if not isinstance(chat, dict) or {key: type(value) for key, value in chat.items()} != _CHAT:
-        raise Refused(f"{path}: field chat must hold an integer end_id and a boolean thinking_opened")
-    if document["precision"] not in PRECISIONS:
+    if found.precision not in PRECISIONS:
         raise Refused(f"{path}: field precision is not one of {', '.join(PRECISIONS)}")
-    protocol = resolve_protocol(document["protocol"])
-    if asdict(protocol) != document["protocol"]:
-        raise Refused(f"{path}: field protocol does not state every setting")
+    protocol = resolve_protocol(asdict(found.protocol))
     items = _load_items(folder / ITEMS)
-    outputs = read_lines(folder / OUTPUTS, "the retention baseline's outputs")
+    outputs = read_lines(Output, folder / OUTPUTS, "the retention baseline's outputs")
 
-    def turn(output: dict) -> Turn:
-        finished = output["ids"][-1] == chat["end_id"]
-        return parse_turn(output["text"], finished, chat["thinking_opened"])
+    def turn(output: Output) -> Turn:
+        return parse_turn(output.text, output.ids[-1] == found.chat.end_id, found.chat.thinking_opened)
 
     try:
         _check_outputs(outputs, items, protocol, turn, str(folder / OUTPUTS))
     except CheckFailed as failure:
         raise Refused(f"{failure}; record the run again") from None
-    if document["counts"] != counts(outputs):
-        raise Refused(f"{path}: field counts is {document['counts']}, the outputs give {counts(outputs)}")
-    for key, name in (("items_sha256", ITEMS), ("outputs_sha256", OUTPUTS)):
-        if document[key] != file_digest(folder / name):
-            raise Refused(f"{folder / name} was altered: it is not the file of {RUN}'s field {key}")
+    if found.counts != counts(outputs):
+        raise Refused(f"{path}: field counts is {found.counts}, the outputs give {counts(outputs)}")
+    for name, sha in ((ITEMS, found.items_sha256), (OUTPUTS, found.outputs_sha256)):
+        if sha != file_digest(folder / name):
+            raise Refused(f"{folder / name} was altered: it is not the file that {RUN} names")
+    document = asdict(found)
     if document.pop("digest") != digest(document):
         raise Refused(f"{path} was altered: its fields do not give its digest")
-    return RetentionBaseline(folder, identity["digest"], protocol, document["precision"], items, outputs, document["counts"])
+    return RetentionBaseline(folder, found.checkpoint.digest, protocol, found.precision, items, outputs, found.counts)
 
 
 def _load_items(path: Path) -> list[Item]:
     items: dict[str, Item] = {}
-    for number, record in enumerate(read_lines(path, "the retention baseline's items"), 1):
-        texts = isinstance(record, dict) and all(isinstance(value, str) for value in record.values())
-        if not texts or record.keys() != {"id", "question", "answer"}:
-            raise Refused(f"{path}:{number}: not a record of exactly the texts id, question and answer")
-        item = Item(**record)
+    for number, item in enumerate(read_lines(Item, path, "the retention baseline's items"), 1):
         if not _VALUE.fullmatch(item.answer):
-            raise Refused(f"{path}:{number} ({item.id}): field answer is not plain decimal text: {item.answer[:40]!r}")
+            raise Refused(f"{path}:{number} ({below('', item.id)}): field answer is not plain decimal text: {item.answer[:40]!r}")
         if item.id in items:
             raise Refused(f"{path}:{number}: field id {item.id!r} is used twice")
         items[item.id] = item
@@ -349,7 +361,7 @@ def write(
     chat: Chat,
     precision: str,
     items: Sequence[Item],
-    outputs: Sequence[dict],
+    outputs: Sequence[Output],
 ) -> None:
     """Write the folder drawn above, whole or not at all. ``identity`` is :func:`recipe.policy.checkpoint.identity`'s."""
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -357,7 +369,7 @@ def write(
     temporary.mkdir()
     try:
         write_lines(temporary / ITEMS, [asdict(item) for item in items])
-        write_lines(temporary / OUTPUTS, outputs)
+        write_lines(temporary / OUTPUTS, map(asdict, outputs))
         document = {
             "layout": LAYOUT,
             "checkpoint": identity,

@@ -48,9 +48,6 @@ class Turn:
     calls: tuple[Call, ...]
     finished: bool
 
-    def record(self) -> dict:
-        return {"text": self.text, "finished": self.finished, "calls": len(self.calls)}
-
 
 def parse_turn(text: str, finished: bool, thinking_opened: bool = False) -> Turn:
     """Read one assistant turn, in time linear in its length, whatever it holds.

@@ -34,6 +34,7 @@ from recipe.policy.chat import CALL, END_CALL, END_THINK, THINK, Chat
 from recipe.practice import demonstrations
 from recipe.practice.demonstrations import Example
 from recipe.progress import Progress
+from recipe.run.plan import PRACTICE
 from recipe.task import FAMILIES
 from recipe.task.family import Family
 
@@ -67,6 +68,19 @@ class Training:
     def rules(self) -> Rules:
         """The family's default protocol: what is demonstrated."""
         return complete({"task": self.task}).rules
+
+
+@dataclass(frozen=True)
+class Mark:
+    """``practice.json``: what a practice checkpoint was made by, and the SHA-256 of each file that this made."""
+
+    practice: bool
+    parameters: int
+    training: Training
+    loss: float  # nats a token at the end of the training
+    threads: int
+    versions: dict[str, str]
+    files: dict[str, str]
 
 
 def practise(output: Path, training: Training, tokenizer_path: Path | None = None) -> None:
@@ -294,16 +308,16 @@ def save(folder: Path, model, tokenizer, training: Training, loss: float) -> Non
     parameters = sum(weight.numel() for weight in model.parameters())
     model.to(getattr(torch, training.precision)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    mark = {
-        "practice": True,
-        "parameters": parameters,
-        "training": asdict(training),
-        "loss": loss,
-        "threads": torch.get_num_threads(),  # sums over another number round differently
-        "versions": {module.__name__: module.__version__ for module in (tokenizers, torch, transformers)},
-        "files": tree_digests(folder),
-    }
-    write_json(folder / "practice.json", mark)
+    mark = Mark(
+        practice=True,
+        parameters=parameters,
+        training=training,
+        loss=loss,
+        threads=torch.get_num_threads(),  # sums over another number round differently
+        versions={module.__name__: str(module.__version__) for module in (tokenizers, torch, transformers)},
+        files=tree_digests(folder),
+    )
+    write_json(folder / PRACTICE, asdict(mark))
     follow_umask(folder)
 
 

@@ -6,15 +6,30 @@ was finished is told again. Removing the claim hands the folder on; do so only w
 """
 
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipe.errors import Refused
 from recipe.files import write_json
-from recipe.records import read_json
+from recipe.records import read
 from recipe.run.evidence import CLAIM, RESULT
 
 
-def claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
+@dataclass(frozen=True)
+class Owner:
+    """``claim.json``: ids of the trial that a folder belongs to."""
+
+    cluster: str
+    experiment: int
+    trial: int
+
+
+def holder(folder: Path) -> Owner | None:
+    """The trial that a stage's folder belongs to; None for a local one."""
+    return read(Owner, folder / CLAIM, f"the claim of stage {folder.name}") if (folder / CLAIM).exists() else None
+
+
+def claim(folder: Path, owner: Owner | None, resumable: bool) -> bool:
     """Make the stage's folder ours. False if an earlier run of this very trial has finished the stage.
 
     Raises:
@@ -22,18 +37,18 @@ def claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
     """
     if _created(folder, owner):
         return True
-    holder = read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
-    if holder not in (None, owner):
+    held_by = holder(folder)
+    if held_by not in (None, owner):
         raise Refused(
-            f"{folder} belongs to experiment {holder['experiment']}, trial {holder['trial']}; let that go on, or, once "
+            f"{folder} belongs to experiment {held_by.experiment}, trial {held_by.trial}; let that go on, or, once "
             f"it has ended, remove {CLAIM} there to hand the folder on"
         )
     finished = (folder / RESULT).exists()
     if resumable and not finished:
-        if holder != owner:  # handed on
-            write_json(folder / CLAIM, owner)
+        if held_by != owner:  # handed on
+            write_json(folder / CLAIM, asdict(owner))
         return True
-    if holder is None:
+    if held_by is None:
         raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume")
     if finished:
         return False
@@ -45,7 +60,7 @@ def claim(folder: Path, owner: dict | None, resumable: bool) -> bool:
     return True
 
 
-def _created(folder: Path, owner: dict | None) -> bool:
+def _created(folder: Path, owner: Owner | None) -> bool:
     """Whether ``folder`` is new; it appears together with its claim."""
     if owner is None:
         try:
@@ -53,8 +68,8 @@ def _created(folder: Path, owner: dict | None) -> bool:
         except FileExistsError:
             return False
         return True
-    fresh = folder.with_name(f".{folder.name}.trial-{owner['trial']}")
-    write_json(fresh / CLAIM, owner)
+    fresh = folder.with_name(f".{folder.name}.trial-{owner.trial}")
+    write_json(fresh / CLAIM, asdict(owner))
     try:
         fresh.rename(folder)
     except OSError:  # there is a folder, and it is not empty

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from recipe.run import processes
+from recipe.run.claim import Owner
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Runtime:
     store: Callable[[Path, int, dict], None]  # checkpoint folder, step, metadata
     progress: Callable[[float], None] = lambda share: None  # of the stage's work, in [0, 1]
     note: Callable[[str], None] = lambda text: None  # Markdown, for the experiment's page
-    owner: dict | None = None  # the trial that this is: ids of cluster, experiment and trial
+    owner: Owner | None = None  # the trial that this is
+    keep_merged: bool = False  # whether the merged checkpoint is to be stored as well: a second copy of the weights
 
 
 def chart(metric: str, milestones: Iterable[str] = ()) -> str:
@@ -102,14 +104,13 @@ def _beside() -> Iterator[Runtime]:
     yield replace(_site(lambda: False), hyperparameters=hyperparameters, owner=owner)
 
 
-def _facts() -> tuple[dict, dict]:
+def _facts() -> tuple[dict, Owner]:
     """The trial's hyperparameters, and the ids of what it is."""
     import determined
 
     information = determined.get_cluster_info()
     trial = information.trial
-    owner = {"cluster": information.cluster_id, "experiment": trial.experiment_id, "trial": trial.trial_id}
-    return dict(trial.hparams), owner
+    return dict(trial.hparams), Owner(information.cluster_id, trial.experiment_id, trial.trial_id)
 
 
 def _trial() -> Iterator[Runtime]:
@@ -134,8 +135,9 @@ def _trial() -> Iterator[Runtime]:
             session.preempt.should_preempt,
             store,
             _progress(session),
-            partial(_note, session, owner["experiment"]),
+            partial(_note, session, owner.experiment),
             owner,
+            keep_merged=bool(hyperparameters.get("store")),
         )
 
 

@@ -1,12 +1,16 @@
 """Evidence: names of its files, and the numbers that follow from recorded rollouts alone.
 
-Pure functions of records (:meth:`recipe.rollout.Rollout.record`), used where a number is first reported and again
-where it is verified.
+Pure functions of records, used where a number is first reported and again where it is verified.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import Refused
+from recipe.records import read, read_lines
+from recipe.task.environment import Event
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
@@ -16,23 +20,16 @@ PROTOCOL = "protocol.json"  # what training ran under, read back from the live o
 
 @dataclass(frozen=True)
 class TurnRecord:
+    """A turn of the policy: what it said, whether it ended by itself, and how many calls it made."""
+
     text: str
     finished: bool
     calls: int
 
 
 @dataclass(frozen=True)
-class EventRecord:
-    turn: int
-    tool: str
-    argument: str | None
-    observation: str
-    error: str | None
-
-
-@dataclass(frozen=True)
 class RolloutRecord:
-    """One rollout (:meth:`recipe.rollout.Rollout.record`); ``outcome`` has the fields of its family's."""
+    """One rollout, a function of its task and ``spans`` alone; ``outcome`` has the fields of its family's."""
 
     task_id: str
     prompt_ids: list[int]
@@ -40,7 +37,7 @@ class RolloutRecord:
     mask: list[int]
     spans: list[list[int]]
     turns: list[TurnRecord]
-    events: list[EventRecord]
+    events: list[Event]
     outcome: dict[str, bool | int]
     reward: float
 
@@ -78,37 +75,50 @@ def validation_name(step: int) -> str:
     return f"step-{step:04d}.jsonl"
 
 
-def aggregate(records: Sequence[dict]) -> dict[str, float]:
+def read_rollouts(path: Path, what: str) -> list[Evaluated]:
+    """The records of an evaluation or a validation; ``what`` names them where they are refused."""
+    return read_lines(Evaluated, path, what)
+
+
+def read_step(path: Path) -> Step:
+    """The record of a training step."""
+    step = read(Step, path, "a training step")
+    if "grad_norm" not in step.metrics:
+        raise Refused(f"{path}: key metrics.grad_norm is missing")
+    return step
+
+
+def aggregate(records: Sequence[RolloutRecord]) -> dict[str, float]:
     """Means over rollouts; all are shares in [0, 1] but ``tool_errors``, ``tokens`` and ``rollouts``."""
-    outcomes = [record["outcome"] for record in records]
+    outcomes = [record.outcome for record in records]
     means = {key: sum(outcome[key] for outcome in outcomes) / len(outcomes) for key in outcomes[0]}
-    means["reward"] = sum(record["reward"] for record in records) / len(records)
+    means["reward"] = sum(record.reward for record in records) / len(records)
     return {"rollouts": len(records), **means}
 
 
-def step_metrics(rollouts: list[dict], num_generations: int) -> dict:
+def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
     """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ."""
-    rewards = [rollout["reward"] for rollout in rollouts]
+    rewards = [rollout.reward for rollout in rollouts]
     groups = [rewards[start : start + num_generations] for start in range(0, len(rewards), num_generations)]
     means = aggregate(rollouts)
     return {**means, "mixed_groups": sum(len(set(group)) > 1 for group in groups)}
 
 
-def training_metrics(steps: list[dict]) -> dict:
+def training_metrics(steps: Sequence[Step]) -> dict:
     """The training manifest's numbers from the steps' records."""
-    norms = [step["metrics"]["grad_norm"] for step in steps]
+    norms = [step.metrics["grad_norm"] for step in steps]
     quarter = max(len(steps) // 4, 1)
 
-    def mean(part: list[dict], key: str) -> float:
-        return sum(step["metrics"][key] for step in part) / len(part)
+    def mean(part: Sequence[Step], key: str) -> float:
+        return sum(step.metrics[key] for step in part) / len(part)
 
     return {
         "steps": len(steps),
-        "rollouts": sum(len(step["rollouts"]) for step in steps),
-        "unique_tasks": len({rollout["task_id"] for step in steps for rollout in step["rollouts"]}),
-        "mixed_groups": sum(step["metrics"]["mixed_groups"] for step in steps),
+        "rollouts": sum(len(step.rollouts) for step in steps),
+        "unique_tasks": len({rollout.task_id for step in steps for rollout in step.rollouts}),
+        "mixed_groups": sum(step.metrics["mixed_groups"] for step in steps),
         "steps_with_mixed_reward_and_gradient": sum(
-            step["metrics"]["mixed_groups"] > 0 and math.isfinite(norm) and norm > 0
+            step.metrics["mixed_groups"] > 0 and math.isfinite(norm) and norm > 0
             for step, norm in zip(steps, norms)
         ),
         "grad_norm_min": min(norms),

@@ -8,6 +8,7 @@ A run folder begins with two files::
 Every stage loads the plan through :func:`load`, which refuses a changed input and names the file.
 """
 
+import os
 import random
 import sys
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from recipe.errors import Refused
 from recipe.files import canonical, digest, file_digest, tree_digests, write_json
 from recipe.mgsm import baseline
 from recipe.policy import checkpoint, configuration
-from recipe.records import parse, read_json
+from recipe.records import parse, read
 from recipe.run import repository
 from recipe.task.family import Family, Task
 
@@ -201,7 +202,7 @@ def prepare(
     document["plan_id"] = digest(document)
     plan = Plan(parse(Frozen, document, PLAN), splits, output)
     if output.exists():
-        if not (output / PLAN).is_file() or read_json(output / PLAN, "the plan") != document:
+        if not (output / PLAN).is_file() or read(Frozen, output / PLAN, "the plan") != plan.frozen:
             raise Refused(f"the run folder is used already, and not by this plan: {output}; choose a new one")
         return plan
     partial = output.with_name(f".{output.name}.partial")
@@ -226,12 +227,9 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     Raises:
         Refused: another layout version, an altered plan, or a changed input; names the file.
     """
-    path = Path(path).resolve()
-    document = read_json(path, "the plan")
-    if not isinstance(document, dict) or document.get("layout") != LAYOUT:
-        found = document.get("layout") if isinstance(document, dict) else None
-        raise Refused(f"{path} has layout {found}, this package reads layout {LAYOUT}; prepare a new plan")
-    frozen = parse(Frozen, document, path.name)
+    path = Path(os.path.realpath(path))  # Path.resolve raises where links go round
+    frozen = read(Frozen, path, "the plan", (LAYOUT, "prepare a new plan"))
+    document = asdict(frozen)
     if frozen.plan_id != digest({key: value for key, value in document.items() if key != "plan_id"}):
         raise Refused(f"{path} was altered after it was frozen; prepare a new plan")
     config = complete(frozen.config)
@@ -249,7 +247,7 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     for tree in (frozen.checkpoint, frozen.retention_baseline):
         if tree.digest != digest(tree.files):
             raise Refused(f"{path}: the digest of {tree.path} is not that of its files; prepare a new plan")
-    if digest(read_json(path.parent / TASKS, "the task file")) != frozen.tasks:
+    if digest(read(dict, path.parent / TASKS, "the task file")) != frozen.tasks:
         raise Refused(f"{path.parent / TASKS} was altered after it was frozen")
     plan = Plan(frozen, splits, path.parent)
     if check_inputs if check_sources is None else check_sources:

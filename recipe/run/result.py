@@ -1,18 +1,22 @@
 """Results, ``RUN/STAGE/result.json``: what a stage found, written last, and the strict way back."""
 
+import math
 import os
 import platform
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
-from recipe.records import read
+from recipe.records import parse, read
 from recipe.run import processes
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan
+
+STAMP = "%Y-%m-%dT%H:%M:%SZ"  # of a time, in UTC
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,21 @@ class Result:
     started: str
     machine: dict[str, int | str | None]
 
+    def fact(self, group: str, key: str, kind: type) -> Any:
+        """``group[key]``, which every stage has its own of.
+
+        Raises:
+            Refused: it is missing, or of another type.
+        """
+        where, values = f"the result of stage {self.stage}", getattr(self, group)
+        if key not in values:
+            raise Refused(f"{where}: key {group}.{key} is missing")
+        return parse(kind, values[key], where, f"{group}.{key}")
+
+    def ancestor(self, name: str) -> str:
+        """Digest of what the stage worked on or made. Raises as :meth:`fact` does."""
+        return self.fact("ancestry", name, str)
+
     def describe(self) -> str:
         """In Markdown: what failed, the gates, and every number and fact."""
         failed = [f"**Failed:** {self.failure}", ""] if self.failure else []
@@ -65,7 +84,17 @@ def load(folder: Path) -> Result:
     Raises:
         Refused: there is none, or it is not one.
     """
-    return read(Result, folder / RESULT, f"the result of stage {folder.name} (run it first)")
+    path = folder / RESULT
+    result = read(Result, path, f"the result of stage {folder.name} (run it first)")
+    if result.stage != folder.name:
+        raise Refused(f"{path}: stage is {result.stage[:40]!r}, not {folder.name}")
+    if not (math.isfinite(seconds := result.seconds.get("total", -1.0)) and seconds >= 0):
+        raise Refused(f"{path}: seconds.total is missing or negative")
+    try:
+        time.strptime(result.started, STAMP)
+    except ValueError:
+        raise Refused(f"{path}: started is {result.started[:40]!r}, no time like 2026-01-31T23:59:59Z") from None
+    return result
 
 
 def completed(plan: Plan, name: str) -> Result:
@@ -105,7 +134,7 @@ def write(plan: Plan, name: str, done: Done, seconds: dict[str, float], start: f
         ancestry=done.ancestry,
         outputs=outputs(folder),
         seconds={part: round(value, 3) for part, value in seconds.items()},
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+        started=time.strftime(STAMP, time.gmtime(start)),
         machine=_machine(),
     )
     write_json(folder / RESULT, asdict(result))

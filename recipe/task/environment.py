@@ -8,7 +8,7 @@ raised as :class:`~recipe.errors.EnvironmentFault`.
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
@@ -30,9 +30,6 @@ class Event:
     argument: str | None
     observation: str
     error: str | None
-
-    def record(self) -> dict:
-        return asdict(self)
 
 
 class Mistake(Exception):

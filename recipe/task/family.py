@@ -133,7 +133,7 @@ class Family:
             Refused: a field that is missing, unknown or of a wrong type, or what :meth:`check` refuses.
         """
         splits = {
-            split: [parse(self.task, record, f"{where}: {split}[{number}]") for number, record in enumerate(tasks)]
+            split: [parse(self.task, record, where, f"{split}[{number}]") for number, record in enumerate(tasks)]
             for split, tasks in parse(dict[str, list], records, where).items()
         }
         self.check(splits)

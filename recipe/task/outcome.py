@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from recipe.policy.chat import Turn
 from recipe.task.environment import Event
@@ -26,9 +26,6 @@ class Outcome:
     malformed: bool
     hit_cap: bool
     tokens: int
-
-    def record(self) -> dict:
-        return asdict(self)
 
 
 def final_answer(turns: Sequence[Turn]) -> str | None:

@@ -10,18 +10,27 @@ same tasks, same random state, same bytes (on a GPU as far as its kernels are de
 """
 
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
-from recipe.records import read_json
+from recipe.records import read
 from recipe.run import processes
 from recipe.run.evidence import STEPS, VALIDATION
 from recipe.run.stage import Stage
 
 TRAINER = "trainer"  # folder of the trainer's own files
+
+
+@dataclass(frozen=True)
+class Seal:
+    """``checkpoint-N.json``: the SHA-256 of each file of ``checkpoint-N``."""
+
+    step: int
+    files: dict[str, str]
 
 
 class Saver(TrainerCallback):
@@ -45,7 +54,7 @@ class Saver(TrainerCallback):
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         follow_umask(folder)
-        write_json(_seal(folder), {"step": state.global_step, "files": tree_digests(folder)})
+        write_json(_seal(folder), asdict(Seal(state.global_step, tree_digests(folder))))
         for older in Path(args.output_dir).glob("checkpoint-*.json"):
             if older != _seal(folder):
                 _discard(older.with_suffix(""))
@@ -53,33 +62,38 @@ class Saver(TrainerCallback):
 
 
 def latest(stage: Stage) -> tuple[Path | None, int]:
-    """The newest whole checkpoint and its step, ``(None, 0)`` without one; later evidence is removed.
+    """The newest whole checkpoint and its step, ``(None, 0)`` without one.
 
     Raises:
         CheckFailed: a checkpoint whose files are not those that were written.
         Refused: one of another number of processes, which has other random states.
     """
     folder = stage.folder / TRAINER
-    steps = sorted((int(seal.stem.removeprefix("checkpoint-")) for seal in folder.glob("checkpoint-*.json")))
-    checkpoint, step = (folder / f"checkpoint-{steps[-1]}", steps[-1]) if steps else (None, 0)
-    if checkpoint is not None:
-        sealed = read_json(_seal(checkpoint), "a checkpoint's seal")["files"]
-        if sealed != tree_digests(checkpoint):
-            raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
-        saved_by = sum(name.startswith("rng_state") for name in sealed)
-        if saved_by != processes.size():
-            raise Refused(
-                f"{checkpoint} was saved by {saved_by} processes (slots) and this is {processes.size()}; go on with "
-                f"{saved_by}, or prepare a new run"
-            )
-    for other in folder.glob("checkpoint-*"):
-        if other.is_dir() and other != checkpoint:
+    step = max((_number(seal) for seal in folder.glob("checkpoint-*.json")), default=0)
+    if not step:
+        return None, 0
+    checkpoint = folder / f"checkpoint-{step}"
+    sealed = read(Seal, _seal(checkpoint), "a checkpoint's seal").files
+    if sealed != tree_digests(checkpoint):
+        raise CheckFailed(f"resume: the files of {checkpoint} are not those that were saved")
+    saved_by = sum(name.startswith("rng_state") for name in sealed)
+    if saved_by != processes.size():
+        raise Refused(
+            f"{checkpoint} was saved by {saved_by} processes (slots) and this is {processes.size()}; go on with "
+            f"{saved_by}, or prepare a new run"
+        )
+    return checkpoint, step
+
+
+def cut_back(stage: Stage, step: int) -> None:
+    """Remove what is later than ``step``, which training goes on from, and every other checkpoint."""
+    for other in (stage.folder / TRAINER).glob("checkpoint-*"):
+        if other.is_dir() and _number(other) != step:
             _discard(other)
     for kind in (STEPS, VALIDATION):
         for path in (stage.folder / kind).glob("step-*"):
-            if int(path.stem.removeprefix("step-")) > step:
+            if _number(path) > step:
                 path.unlink()
-    return checkpoint, step
 
 
 def discard_all(stage: Stage) -> None:
@@ -92,6 +106,14 @@ def discard_all(stage: Stage) -> None:
 def _discard(checkpoint: Path) -> None:
     _seal(checkpoint).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
+
+
+def _number(path: Path) -> int:
+    """The step in a name like ``checkpoint-8`` or ``step-0008.json``."""
+    number = path.stem.partition("-")[2]
+    if not (number.isascii() and number.isdigit()):
+        raise Refused(f"{path} is none of the stage's own files; move it away")
+    return int(number)
 
 
 def _seal(checkpoint: Path) -> Path:

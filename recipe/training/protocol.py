@@ -109,7 +109,7 @@ def check(where: str, wanted: dict, found: dict) -> None:
         CheckFailed: names every setting that differs, what it is and what it should be.
     """
     broken = [
-        f"{name} is {_said(name, found)}, not {_said(name, wanted)}"
+        f"{ascii(name)[1:-1]} is {_said(name, found)}, not {_said(name, wanted)}"
         for name in sorted(wanted.keys() | found.keys())
         if name not in wanted or name not in found or canonical(wanted[name]) != canonical(found[name])
     ]

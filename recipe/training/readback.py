@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import TrainerCallback
 
 from recipe.files import write_json
-from recipe.records import read_json
+from recipe.records import read
 from recipe.run import processes
 from recipe.run.evidence import PROTOCOL
 from recipe.run.stage import Stage
@@ -34,7 +34,7 @@ class Readback(TrainerCallback):
         path, found = self._stage.folder / PROTOCOL, live(self._trainer)
         if processes.is_main():
             if path.exists():  # resumed
-                protocol.check("protocol, since training began", read_json(path, "the training's protocol"), found)
+                protocol.check("protocol, since training began", read(dict, path, "the training's protocol"), found)
             else:
                 write_json(path, found)
         protocol.check("protocol", protocol.planned(self._stage.plan.config), found)

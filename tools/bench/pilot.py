@@ -57,7 +57,7 @@ def measure(shape: tuple, config: Config, protocol: Protocol, tokenizer, few: in
     def rollouts(model, split: str):
         def work(agent: Agent) -> int:
             records = evaluate(model, chat, splits[split], replace(config.rules, agent=agent), config.evaluation)
-            return sum(record["outcome"]["tokens"] for record in records)
+            return sum(record.outcome["tokens"] for record in records)
 
         return work
 

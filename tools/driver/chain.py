@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
-from recipe.records import read_json, read_yaml
+from recipe.records import parse, read_yaml
+from recipe.run.claim import holder
 from recipe.run.cluster import chart
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import ROOT, Plan
@@ -39,13 +40,15 @@ def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: st
 
     ``store`` asks the merge stage to put its checkpoint into the cluster's storage as well, for the model registry.
     """
-    shipped = read_yaml(site.FOLDER / f"{name}.yaml", "a stage's configuration")
+    path = site.FOLDER / f"{name}.yaml"
+    shipped = read_yaml(dict, path, f"the configuration of stage {name}")
+    hyperparameters = parse(dict, shipped.get("hyperparameters"), str(path), "hyperparameters")
     given = {"plan": str(plan_file), **({"store": True} if store and name == "merge" else {})}
     return {
         **shipped,
         "description": f"{kind} plan {plan_id[:16]}, run {plan_file.parent}",
         "labels": [label, label.split("/")[0], kind],
-        "hyperparameters": {**shipped["hyperparameters"], **given},
+        "hyperparameters": {**hyperparameters, **given},
     }
 
 
@@ -70,9 +73,6 @@ def on_disk(folder: Path, name: str) -> str:
     return "failed" if load_result(folder / name).failure else "complete"
 
 
-def owner(folder: Path) -> dict | None:
-    """The trial that a stage's folder belongs to: ids of cluster, experiment and trial; None for a local one."""
-    return read_json(folder / CLAIM, "a claim") if (folder / CLAIM).exists() else None
 
 
 class Chain:
@@ -159,10 +159,10 @@ class Chain:
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
-            "qualified": results["report"].metrics["qualified"],
+            "qualified": results["report"].fact("metrics", "qualified", bool),
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
-            "adapter": results["grpo"].ancestry["adapter"],
-            "merged_checkpoint": results["merge"].ancestry["merged_checkpoint"],
+            "adapter": results["grpo"].ancestor("adapter"),
+            "merged_checkpoint": results["merge"].ancestor("merged_checkpoint"),
             "folder": str(self._plan.run / holds),
             "holds": holds,
         }
@@ -210,9 +210,9 @@ class Chain:
         attempt = Attempt(label_of(self._plan.id, name, len(attempts) + 1), self._now())
         disk = on_disk(self._plan.run, name)
         if not attempts and disk != "nothing" and not self._search(name, attempt):
-            claim = owner(self._plan.run / name)
-            if disk == "complete" and claim and claim["cluster"] == self._master.cluster.id:
-                attempt.experiment = claim["experiment"]  # was submitted by hand
+            claim = holder(self._plan.run / name)
+            if disk == "complete" and claim and claim.cluster == self._master.cluster.id:
+                attempt.experiment = claim.experiment  # was submitted by hand
             elif disk == "complete":
                 return None, False
             elif not self._again:
@@ -241,10 +241,10 @@ class Chain:
     def _search(self, name: str, attempt: Attempt) -> list[int]:
         """By label and plan; else by the claim on the folder, which also tells of one that was moved or relabelled."""
         found = self._master.find(self._project, name, str(self._plan_file), attempt.label)
-        claim = owner(self._plan.run / name)
-        if found or not claim or claim["cluster"] != self._master.cluster.id:
+        claim = holder(self._plan.run / name)
+        if found or not claim or claim.cluster != self._master.cluster.id:
             return found
-        return [claim["experiment"]] if self._master.look(claim["experiment"]).state not in ENDED else []
+        return [claim.experiment] if self._master.look(claim.experiment).state not in ENDED else []
 
     def _found(self, name: str, attempt: Attempt, known: bool) -> int | None:
         """The experiment of this attempt, if there is one; a submission may still be on its way to the master."""
@@ -315,9 +315,9 @@ class Chain:
             self._sleep(2.0)
             waited += 2.0
             os.listdir(run)  # makes a network file system look again
-        disk, claim = on_disk(run, name), owner(folder)
-        if claim and claim["experiment"] != number:
-            return f"experiment {number} ended {view.state}, but {folder} belongs to experiment {claim['experiment']}"
+        disk, claim = on_disk(run, name), holder(folder)
+        if claim and claim.experiment != number:
+            return f"experiment {number} ended {view.state}, but {folder} belongs to experiment {claim.experiment}"
         if disk == "failed":
             return load_result(folder).failure
         if view.state != "COMPLETED" and disk == "complete":

@@ -12,6 +12,7 @@ it was killed: it finds the running experiment again and submits none twice. A s
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -23,7 +24,8 @@ import yaml
 
 from recipe import config
 from recipe.errors import Refused
-from recipe.files import tree_digests
+from recipe.files import tree_digests, write_bytes
+from recipe.records import content
 from recipe.run.alone import alone
 from recipe.run.entrypoint import guarded
 from recipe.run.plan import Plan, load, prepare
@@ -35,24 +37,44 @@ from tools.driver import chain, local, manifest, remote
 from tools.driver.records import STATE, load_state
 
 
+class Screen:
+    """Where lines are shown; on a terminal a line of progress stands below them until the next line."""
+
+    def __init__(self):
+        self._open = False  # a line of progress stands there
+
+    def say(self, line: str) -> None:
+        if self._open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._open = False
+        print(line, flush=True)
+
+    def progress(self, line: str) -> None:
+        """Replace the line that stands there; a log gets none."""
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            self._open = True
+
+
 def run(given: argparse.Namespace) -> int:
     """All stages in order."""
     if given.dry_run:
         return _dry_run(given)
+    screen = Screen()
     if given.local:
-        plan = load(_plan_file(given))
+        plan = load(_plan_file(given, screen))
         with alone(plan.run, "driver"):
             return local.run(plan, NAMES, given.resume)
-    master = _place(given)  # before anything is frozen
-    plan = load(_plan_file(given))
+    master = _place(given, screen)  # before anything is frozen
+    plan = load(_plan_file(given, screen))
     with alone(plan.run, "driver"):
-        chain.Chain(plan, NAMES, master, given.resume, given.register, _say, _progress).run()
-        _say(f"manifest: {manifest.write(plan, NAMES)}")
-    _say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+        chain.Chain(plan, NAMES, master, given.resume, given.register, screen.say, screen.progress).run()
+        screen.say(f"manifest: {manifest.write(plan, NAMES)}")
+    screen.say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
     return 0
 
 
-def _place(given: argparse.Namespace) -> remote.Master:
+def _place(given: argparse.Namespace, screen: Screen) -> remote.Master:
     """The master of this site, once it is sure that the stages could start there.
 
     Raises:
@@ -71,22 +93,22 @@ def _place(given: argparse.Namespace) -> remote.Master:
                 f"{what} {path.resolve()} is not below {here.mount}, the one folder that experiments see (mount in "
                 f"site.yaml); put it there{then}"
             )
-    master = remote.connect(say=_say)
+    master = remote.connect(say=screen.say)
     master.project(here.workspace, here.project)
     return master
 
 
-def _plan_file(given: argparse.Namespace) -> Path:
-    return given.plan.resolve() if given.plan else _prepared(given)
+def _plan_file(given: argparse.Namespace, screen: Screen) -> Path:
+    return Path(os.path.realpath(given.plan)) if given.plan else _prepared(given, screen)
 
 
-def _prepared(given: argparse.Namespace) -> Path:
+def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
     """The plan file in ``--output``, frozen now unless it is there already for the same inputs."""
     plan_file = given.output.resolve() / "plan.json"
     wanted = config.resolve(config.read(given.config))
     if not plan_file.exists():
         frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
-        _say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
+        screen.say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
         return plan_file
     frozen = load(plan_file, check_inputs=False).frozen
     for option, found, now in (
@@ -164,9 +186,11 @@ def fetch(folder: Path, target: Path) -> None:
     for name in names:
         source = plan.run / name
         if source.is_dir():
-            shutil.copytree(source, partial / name)
+            for path in tree_digests(source):  # files alone: a pipe or a link to nothing is no evidence
+                (partial / name / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / path, partial / name / path)
         elif source.exists():
-            shutil.copyfile(source, partial / name)
+            write_bytes(partial / name, content(source, name))
     copied = load(partial / "plan.json", check_inputs=False)
     for name in NAMES:
         if (partial / name).exists():
@@ -181,25 +205,6 @@ def verify(folder: Path, replayed: bool) -> None:
     print(*lines, sep="\n", end="\n" if lines else "")
     whole = not any(line.startswith(manifest.UNCHECKED) for line in lines)
     print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
-
-
-_open_line = False  # a progress line stands on the terminal
-
-
-def _say(line: str) -> None:
-    global _open_line
-    if _open_line:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        _open_line = False
-    print(line, flush=True)
-
-
-def _progress(line: str) -> None:
-    """On a terminal the line that stands there is replaced; a log gets none."""
-    global _open_line
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        _open_line = True
 
 
 def main() -> int:

@@ -20,13 +20,15 @@ from recipe import report
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, tree_digests, write_json
 from recipe.policy.checkpoint import identity
-from recipe.records import read_json
+from recipe.records import read, short
+from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan, load, package_sources
-from recipe.run.result import Result, completed
+from recipe.run.result import STAMP, Result, completed
 from recipe.stages import EVIDENCE, STAGES
-from recipe.verify import replay
-from tools.driver.records import Experiment, Registered, State, load_state, parse
+from recipe.verify import replay, summary
+from recipe.verify.summary import Summary
+from tools.driver.records import Experiment, Registered, State, load_state
 from tools.driver.remote import Master
 
 NAME = "manifest.json"
@@ -133,7 +135,7 @@ def made(plan: Plan, stages: Sequence[str]) -> Statement:
         raise CheckFailed(f"driver.json is of plan {state.plan_id[:12]}…, the run of {plan.id[:12]}…")
     results = {name: completed(plan, name) for name in stages}
     replay.ancestry(plan, results)
-    summary = _summary(plan, results)
+    said = _summary(plan, results)
     known = _frozen(plan)
     records = [_stage(plan, name, results[name], known, state) for name in stages]
     _in_order(records)
@@ -169,9 +171,9 @@ def made(plan: Plan, stages: Sequence[str]) -> Statement:
             recipe_stages=records,
             recipe_conclusion=Conclusion(
                 kind=plan.kind,
-                qualified=summary["qualified"],
-                not_qualified_because=summary["not_qualified_because"],
-                gates=summary["gates"],
+                qualified=said.qualified,
+                not_qualified_because=said.not_qualified_because,
+                gates=said.gates,
                 registered=state and state.registered,
             ),
         ),
@@ -219,14 +221,14 @@ def _stage(plan: Plan, name: str, result: Result, known: dict[str, dict[str, str
     if experiment and experiment.state != "COMPLETED":
         raise CheckFailed(f"stage {name}: experiment {experiment.id} is {experiment.state}, not COMPLETED")
     if experiment:
-        claimed = read_json(plan.run / name / CLAIM, f"the claim of stage {name}")
-        if claimed != {"cluster": state.cluster.id, "experiment": experiment.id, "trial": experiment.trial}:
-            raise CheckFailed(f"stage {name}: {CLAIM} names experiment {claimed['experiment']}, not {experiment.id}")
+        claimed = read(Owner, plan.run / name / CLAIM, f"the claim of stage {name}")
+        if claimed != Owner(state.cluster.id, experiment.id, experiment.trial):
+            raise CheckFailed(f"stage {name}: {CLAIM} names experiment {claimed.experiment}, not {experiment.id}")
     finished = _seconds(result.started) + result.seconds["total"]
     return StageRecord(
         name=name,
         startedOn=result.started,
-        finishedOn=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(finished)),
+        finishedOn=time.strftime(STAMP, time.gmtime(finished)),
         inputs=inputs,
         outputs=[Resource(path, entry) for path, entry in outputs.items()],
         metrics=result.metrics,
@@ -242,7 +244,7 @@ def _inputs_of(name: str) -> list[str]:
 
 
 def _seconds(stamp: str) -> float:
-    return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
+    return float(calendar.timegm(time.strptime(stamp, STAMP)))
 
 
 def _in_order(records: list[StageRecord]) -> None:
@@ -254,15 +256,19 @@ def _in_order(records: list[StageRecord]) -> None:
                 raise CheckFailed(f"order: stage {record.name} started {record.startedOn}, before {source} had ended")
 
 
-def _summary(plan: Plan, results: dict[str, Result]) -> dict:
+def _summary(plan: Plan, results: dict[str, Result]) -> Summary:
     """The summary, held against the results that it speaks of."""
-    summary = read_json(plan.run / "report" / "summary" / "summary.json", "the summary")
-    gates = {f"{name}: {gate}": passed for name in EVIDENCE for gate, passed in results[name].gates.items()}
-    wanted = {"plan_id": plan.id, "kind": plan.kind, "gates": gates, "qualified": not summary["not_qualified_because"]}
+    found = summary.load(plan.run / "report" / "summary")
+    wanted = {
+        "plan_id": plan.id,
+        "kind": plan.kind,
+        "gates": summary.all_gates(results),
+        "qualified": not found.not_qualified_because,
+    }
     for key, value in wanted.items():
-        if summary[key] != value:
-            raise CheckFailed(f"summary: {key} is {summary[key]!r}, the results say {value!r}")
-    return summary
+        if getattr(found, key) != value:
+            raise CheckFailed(f"summary: {key} is {getattr(found, key)!r}, the results say {value!r}")
+    return found
 
 
 # ---- proving it again
@@ -283,13 +289,12 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     Raises:
         Refused, CheckFailed: names what does not hold.
     """
-    document = read_json(run / NAME, "the manifest (driver run writes it)")
-    recorded = parse(Statement, document, NAME)
+    recorded = read(Statement, run / NAME, "the manifest (driver run writes it)")
     if recorded.predicate.recipe_layout != LAYOUT:
         raise Refused(f"{run / NAME} has layout {recorded.predicate.recipe_layout}, this package reads {LAYOUT}")
     plan = load(run / "plan.json", check_inputs=False)
     yield from _inputs(plan)
-    for line in differences(document, asdict(made(plan, stages)), NAME):
+    for line in differences(asdict(recorded), asdict(made(plan, stages)), NAME):
         raise CheckFailed(line)
     yield from _on_cluster(recorded, load_state(run), ask)
     if replayed:
@@ -330,8 +335,7 @@ def differences(recorded, found, where: str) -> Iterator[str]:
 
 
 def _short(value) -> str:
-    text = "absent" if value is _ABSENT else repr(value)
-    return text if len(text) < 80 else f"{text[:77]}…"
+    return "absent" if value is _ABSENT else short(value)
 
 
 def _on_cluster(recorded: Statement, state: State | None, ask: Callable[[str], Master]) -> Iterator[str]:

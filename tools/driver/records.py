@@ -4,14 +4,11 @@
 cluster, so that a driver that was killed knows what it had in hand.
 """
 
-import types
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
 
-from recipe.errors import Refused
 from recipe.files import write_json
-from recipe.records import read_json
+from recipe.records import read
 
 STATE = "driver.json"
 LAYOUT = 2
@@ -129,41 +126,4 @@ def load_state(run: Path) -> State | None:
     """The run's state on the cluster; None for a run that never was there."""
     if not (run / STATE).exists():
         return None
-    document = read_json(run / STATE, "the driver's state")
-    if isinstance(document, dict) and document.get("layout") != LAYOUT:
-        raise Refused(f"{run / STATE} has layout {document.get('layout')!r}, this package reads layout {LAYOUT}")
-    return parse(State, document, STATE)
-
-
-def parse(kind: Any, value: Any, where: str) -> Any:
-    """``value``, plain from JSON, as the annotated type ``kind``.
-
-    Raises:
-        Refused: a missing or unknown key or a wrong type; names the place.
-    """
-    if isinstance(kind, types.UnionType):
-        if value is None and type(None) in get_args(kind):
-            return None
-        (kind,) = (choice for choice in get_args(kind) if choice is not type(None))
-    origin = get_origin(kind) or kind
-    if is_dataclass(origin):
-        return _parse_dataclass(origin, value, where)
-    if origin is float and type(value) is int:
-        value = float(value)
-    if type(value) is not origin:
-        raise Refused(f"{where} must be {origin.__name__}, not {value!r}")
-    if origin is list and get_args(kind):
-        return [parse(get_args(kind)[0], entry, f"{where}[{number}]") for number, entry in enumerate(value)]
-    if origin is dict and get_args(kind):
-        return {key: parse(get_args(kind)[1], entry, f"{where}.{key}") for key, entry in value.items()}
-    return value
-
-
-def _parse_dataclass(kind: type, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise Refused(f"{where} must be a mapping, not {value!r}")
-    hints = get_type_hints(kind)
-    names = {entry.name for entry in fields(kind)}
-    for key in sorted(names ^ value.keys()):
-        raise Refused(f"{where}: key {key} is {'missing' if key in names else 'unknown'}")
-    return kind(**{name: parse(hints[name], value[name], f"{where}.{name}") for name in names})
+    return read(State, run / STATE, "the driver's state", (LAYOUT, "prepare a new run"))

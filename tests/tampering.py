@@ -1,0 +1,70 @@
+"""How tests alter what a run left behind, as an accident or a forger would."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recipe.files import digest, write_json, write_lines
+from recipe.records import read_json, read_lines
+from recipe.run.evidence import RESULT
+from recipe.run.plan import PLAN
+from recipe.run.result import outputs
+
+REMOVED = object()
+
+
+def flip(path: Path, place: int | None = None) -> None:
+    """Change one bit, of the byte in the middle unless ``place`` says another."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+def another(value: Any) -> Any:
+    """Another value of the same kind; a text for null."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case float():
+            return value + 0.125
+        case str():
+            return value + "1"
+        case None:
+            return "1"
+        case list():
+            return [*value[:-1], another(value[-1])] if value else [0]
+        case dict():
+            key = sorted(value)[0]
+            return {**value, key: another(value[key])}
+
+
+def edit(path: Path, place: str, value: Any) -> None:
+    """Set, or by :data:`REMOVED` remove, one value of a JSON file; a function makes it of the old one.
+
+    ``place`` is like ``stages/2/gates``. In a file of lines it begins with the line's number from 0.
+    """
+    lines = path.suffix == ".jsonl"
+    document = read_lines(Any, path, "it") if lines else read_json(path, "it")
+    *keys, last = (int(key) if key.isdigit() else key for key in place.split("/"))
+    owner = document
+    for key in keys:
+        owner = owner[key]
+    if value is REMOVED:
+        del owner[last]
+    else:
+        owner[last] = value(owner[last]) if isinstance(value, Callable) else value
+    (write_lines if lines else write_json)(path, document)
+
+
+def reseal(stage: Path) -> None:
+    """Make a stage's result vouch for its altered files."""
+    edit(stage / RESULT, "outputs", outputs(stage))
+
+
+def reforge(run: Path, **changes) -> None:
+    """Change fields of the plan, with a plan id that fits them."""
+    document = {**read_json(run / PLAN, "plan"), **changes}
+    document["plan_id"] = digest({key: value for key, value in document.items() if key != "plan_id"})
+    write_json(run / PLAN, document)
