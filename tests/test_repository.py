@@ -30,12 +30,12 @@ def git(folder, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A repository with two files in a folder, of which one has changed since."""
+    """A repository with three sources in a folder, of which one has changed and one has gone since."""
     if GIT is None:
         pytest.skip("git is not installed")
     folder = tmp_path / "checkout"
     (folder / "code").mkdir(parents=True)
-    for name in ("same.py", "changed.py"):
+    for name in ("same.py", "changed.py", "gone.py", "gone.txt"):
         (folder / "code" / name).write_bytes(b"before")
     git(tmp_path, "init", "-q", "checkout")
     git(folder, "add", ".")
@@ -43,7 +43,12 @@ def checkout(tmp_path):
     return folder
 
 
+def is_source(name: str) -> bool:
+    return name.endswith(".py")
+
+
 SOURCES = {"changed.py": sha(b"after"), "new.py": sha(b"new"), "same.py": sha(b"before")}
+DIFFERING = ["changed.py", "gone.py", "new.py"]
 
 
 @pytest.fixture(params=["own", "of another, by an old git"])
@@ -57,14 +62,14 @@ def owner(request, tmp_path, monkeypatch):
 
 def test_commit_and_what_differs_from_it(checkout, owner):
     head = git(checkout, "rev-parse", "HEAD")
-    found = repository.state(checkout / "code", SOURCES, required=True)
-    assert found == {"path": str(checkout / "code"), "commit": head, "uncommitted": ["changed.py", "new.py"]}
+    found = repository.state(checkout / "code", SOURCES, is_source, required=True)
+    assert found == {"path": str(checkout / "code"), "commit": head, "uncommitted": DIFFERING}
     assert repository.differing(checkout / "code", head, {"same.py": sha(b"before")}) == []
 
 
 def test_a_second_work_tree_is_a_checkout_too(checkout, owner, tmp_path):
     git(checkout, "worktree", "add", "-q", str(tmp_path / "second"))
-    assert repository.state(tmp_path / "second" / "code", SOURCES, required=True)["uncommitted"] == ["changed.py", "new.py"]
+    assert repository.state(tmp_path / "second" / "code", SOURCES, is_source, required=True)["uncommitted"] == DIFFERING
 
 
 def test_what_git_says_is_no_difference(checkout):
@@ -83,5 +88,5 @@ def test_without_a_commit_the_reason_is_said_where_one_is_needed(checkout, tmp_p
         monkeypatch.setenv("PATH", str(tmp_path))
         folder, line = checkout, "git is not installed"
     with pytest.raises(Refused, match=f"no commit of {folder}, and the plan records one .*{line}"):
-        repository.state(folder, SOURCES, required=True)
-    assert repository.state(folder, SOURCES, required=False)["commit"] is None
+        repository.state(folder, SOURCES, is_source, required=True)
+    assert repository.state(folder, SOURCES, is_source, required=False)["commit"] is None
