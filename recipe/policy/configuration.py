@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.errors import Refused
-from recipe.records import read_json
+from recipe.records import read_json, short
 
 CONFIG = "config.json"
 LAYERS = 1000  # more than any model has; what is counted by them stays small
@@ -84,10 +84,10 @@ def parse(found: dict, where: Path) -> Qwen3:
         raise Refused(f"{where}: {what}")
 
     if found.get("model_type") != "qwen3":
-        refuse(f"model_type is {_short(found.get('model_type'))}; the recipe trains qwen3 models (dense, text alone)")
+        refuse(f"model_type is {short(found.get('model_type'))}; the recipe trains qwen3 models (dense, text alone)")
     architectures = found.get("architectures")
     if architectures not in (None, ["Qwen3ForCausalLM"]):
-        refuse(f"architectures is {_short(architectures)}; the recipe needs Qwen3ForCausalLM, a model with its output layer")
+        refuse(f"architectures is {short(architectures)}; the recipe needs Qwen3ForCausalLM, a model with its output layer")
     for key, why in _FOREIGN.items():
         if found.get(key) is not None:
             refuse(f"{key} is set: {why}")
@@ -96,7 +96,7 @@ def parse(found: dict, where: Path) -> Qwen3:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     for key, value in sizes.items():
         if type(value) is not int or not 0 < value < (LAYERS if key == "num_hidden_layers" else SIZE):
-            refuse(f"{key} must be a positive number in range, not {_short(value)}")
+            refuse(f"{key} must be a positive number in range, not {short(value)}")
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         refuse("num_attention_heads is no multiple of num_key_value_heads")
     if sizes["head_dim"] % 2:
@@ -104,21 +104,21 @@ def parse(found: dict, where: Path) -> Qwen3:
     flags = {key: found.get(key, default) for key, default in _FLAGS.items()}
     for key, value in flags.items():
         if type(value) is not bool:
-            refuse(f"{key} must be true or false, not {_short(value)}")
+            refuse(f"{key} must be true or false, not {short(value)}")
     if found.get("hidden_act", "silu") != "silu":
-        refuse(f"hidden_act is {_short(found['hidden_act'])}; a Qwen3 model has silu")
+        refuse(f"hidden_act is {short(found['hidden_act'])}; a Qwen3 model has silu")
     if type(found.get("rms_norm_eps", 1e-6)) not in (int, float) or not 0 < found.get("rms_norm_eps", 1e-6) < 1:
-        refuse(f"rms_norm_eps must lie between 0 and 1, not {_short(found['rms_norm_eps'])}")
+        refuse(f"rms_norm_eps must lie between 0 and 1, not {short(found['rms_norm_eps'])}")
     if found.get("attention_dropout") not in (None, 0):
-        refuse(f"attention_dropout is {_short(found['attention_dropout'])}, which would act while sampling; set it to 0")
+        refuse(f"attention_dropout is {short(found['attention_dropout'])}, which would act while sampling; set it to 0")
     if found.get("return_dict", True) is not True:
-        refuse(f"return_dict is {_short(found['return_dict'])}; the recipe reads a model's results by name; remove it")
+        refuse(f"return_dict is {short(found['return_dict'])}; the recipe reads a model's results by name; remove it")
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         if found.get(key) not in (None, "sdpa", "eager"):
-            refuse(f"{key} is {_short(found[key])}, which may not be installed or compute other numbers; remove it")
+            refuse(f"{key} is {short(found[key])}, which may not be installed or compute other numbers; remove it")
     for key in ("dtype", "torch_dtype"):
         if found.get(key) is not None and found[key] not in _TYPES:
-            refuse(f"{key} must be one of {', '.join(_TYPES)}, not {_short(found[key])}")
+            refuse(f"{key} must be one of {', '.join(_TYPES)}, not {short(found[key])}")
     _check_sliding(found, flags, sizes["num_hidden_layers"], refuse)
     _check_ids(found, sizes["vocab_size"], refuse)
     return Qwen3(
@@ -136,7 +136,7 @@ def _check_sliding(found: dict, flags: dict, layers: int, refuse) -> None:
         refuse(f"layer_types must name the kind of each of the {layers} layers")
     for kind in kinds or []:
         if kind != "full_attention":
-            refuse(f"layer_types holds {_short(kind)}; the recipe computes full attention alone")
+            refuse(f"layer_types holds {short(kind)}; the recipe computes full attention alone")
     first = found.get("max_window_layers", 28)
     if flags["use_sliding_window"] and found.get("sliding_window", 4096) is not None:
         if type(first) is not int or first < layers:
@@ -149,7 +149,7 @@ def _check_ids(found: dict, vocabulary: int, refuse) -> None:
         several = ids if isinstance(ids, list) and key == "eos_token_id" else [] if ids is None else [ids]
         for number in several:
             if type(number) is not int or not 0 <= number < vocabulary:
-                refuse(f"{key} is {_short(ids)}, which is no id of the vocabulary of {vocabulary}")
+                refuse(f"{key} is {short(ids)}, which is no id of the vocabulary of {vocabulary}")
 
 
 def _rope(found: dict, refuse) -> dict:
@@ -160,7 +160,7 @@ def _rope(found: dict, refuse) -> dict:
     new, scaling, theta = (found.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta"))
     for key, value in (("rope_parameters", new), ("rope_scaling", scaling)):
         if value is not None and not isinstance(value, dict):
-            refuse(f"{key} must be a mapping, not {_short(value)}")
+            refuse(f"{key} must be a mapping, not {short(value)}")
     forms = [_standard(form) for form in (new, scaling) if form]
     if len(forms) == 2 and _without_theta(forms[0]) != _without_theta(forms[1]):
         refuse("rope_parameters and rope_scaling differ: versions of transformers would read two models; keep one")
@@ -168,14 +168,14 @@ def _rope(found: dict, refuse) -> dict:
     thetas = [value for value in (theta, *(form.get("rope_theta") for form in forms)) if value is not None]
     for value in thetas:
         if type(value) not in (int, float) or not 0 < value < 1e18:
-            refuse(f"rope_theta must be a positive number, not {_short(value)}")
+            refuse(f"rope_theta must be a positive number, not {short(value)}")
         if value != thetas[0]:
             refuse(f"rope_theta is {thetas[0]} and {value}: versions of transformers would read two models; keep one")
     factor = rope.get("factor", 1.0)
     if type(factor) not in (int, float) or factor <= 0:
-        refuse(f"the rotary embedding's factor must be a positive number, not {_short(factor)}")
+        refuse(f"the rotary embedding's factor must be a positive number, not {short(factor)}")
     if rope["rope_type"] not in _ROPE:
-        refuse(f"rope_type {_short(rope['rope_type'])} is unknown; known are {', '.join(_ROPE)}")
+        refuse(f"rope_type {short(rope['rope_type'])} is unknown; known are {', '.join(_ROPE)}")
     if rope.get("partial_rotary_factor", found.get("partial_rotary_factor")) not in (None, 1):
         refuse("partial_rotary_factor is set; a Qwen3 model rotates whole heads")
     return {**rope, "rope_theta": float(thetas[0]) if thetas else _THETA}
@@ -203,8 +203,3 @@ def merged(found: dict, where: Path) -> dict:
         if found.get("rope_scaling") is None:
             new["rope_scaling"] = None if rope["rope_type"] == "default" else _without_theta(rope)
     return new
-
-
-def _short(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
