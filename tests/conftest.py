@@ -2,6 +2,7 @@
 and a finished run in small."""
 
 import copy
+import fcntl
 import os
 import subprocess
 import sys
@@ -179,9 +180,16 @@ def practice() -> Path:
 
 @pytest.fixture(scope="session")
 def run(practice, tmp_path_factory) -> Path:
-    """A finished run of all stages, by the driver."""
-    folder = prepared(practice, tmp_path_factory.mktemp("run") / "run")
-    command = [sys.executable, "-m", "tools.driver", "run", "--local", "--plan", str(folder / "plan.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """A finished run of all stages, by the driver. Workers of one session share it: nobody writes into it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "finished" / "run"
+    with open(shared / "finished.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "manifest.json").exists():
+            prepared(practice, folder)
+            command = [sys.executable, "-m", "tools.driver", "run", "--local", "--plan", str(folder / "plan.json")]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-3000:]
     return folder

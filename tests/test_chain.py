@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,7 +133,8 @@ def test_a_checkpoint_whose_bytes_changed_is_not_resumed(practice, tmp_path):
     assert result.returncode == 1 and "not those that were saved" in result.stderr
 
 
-def test_a_used_run_is_refused_and_resume_keeps_what_is_complete(run):
+def test_a_used_run_is_refused_and_resume_keeps_what_is_complete(run, tmp_path):
+    run = shutil.copytree(run, tmp_path / "copy")
     driver = [sys.executable, "-m", "tools.driver", "run", "--local", "--plan", str(run / "plan.json")]
     refused = subprocess.run(driver, cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 2 and "used already" in refused.stderr and "Traceback" not in refused.stderr

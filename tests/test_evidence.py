@@ -1,13 +1,16 @@
 """Numbers from recorded rollouts, against what a person finds with a pencil."""
 
 import math
+from contextlib import nullcontext
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from recipe import grpo
 from recipe.config import resolve
-from recipe.errors import CheckFailed
+from recipe.errors import CheckFailed, Refused
+from recipe.files import write_json
 from recipe.run import evidence
 from recipe.run.evidence import Step, Trained
 from recipe.verify import replay
@@ -38,6 +41,13 @@ def test_mixed_groups_are_those_whose_rewards_differ():
 def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> Step:
     metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
     return Step(1, [rollout(0.0, task) for task in tasks], metrics)
+
+
+def test_a_step_without_its_gradients_norm_is_refused(tmp_path):
+    for metrics in ({"reward": 0.5, "grad_norm": 0.1}, {"reward": 0.5}):
+        write_json(tmp_path / "step", asdict(Step(1, [], metrics)))
+        with nullcontext() if "grad_norm" in metrics else pytest.raises(Refused, match="metrics.grad_norm is missing"):
+            assert evidence.read_step(tmp_path / "step").metrics == metrics
 
 
 def test_the_numbers_of_a_training():

@@ -164,6 +164,20 @@ def test_another_protocol_and_a_practice_checkpoint_disqualify(plan):
     assert reason.startswith("practice checkpoint: ")
 
 
+def test_what_a_practice_run_is_comes_before_what_failed(plan):
+    plan.practice, plan.kind = True, "practice"
+    summary = summarise(plan, results(grpo={"held": False}))
+    first, second = summary.not_qualified_because
+    assert first.startswith("practice checkpoint") and second == "gate grpo: held did not pass"
+
+
+def test_equal_items_are_counted_apart_by_success_and_failure():
+    before = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0, "e": 0.5, "f": 1.0}
+    found = paired(before, {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "e": 0.5, "f": 1.0})
+    assert (found.items, found.better, found.worse, found.difference) == (6, 1, 1, 0.0)
+    assert (found.equal_success, found.equal_failure) == (2, 1)
+
+
 def test_every_number_of_the_summary_is_that_of_its_stage(plan):
     summary = summarise(plan, results())
     assert summary.baseline == {**MEASURED, "generation_seconds": 11.0}
