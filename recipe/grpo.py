@@ -12,8 +12,9 @@ The stage writes::
     grpo/adapter/                    the LoRA adapter after the last step
     grpo/trainer/                    while it runs: what a paused run goes on from (recipe.training.checkpoints)
 
-Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and gradients
-are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over processes.
+Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and
+gradients are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over
+processes.
 
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
 """

@@ -4,9 +4,9 @@ It is written in float32. The base's weights lie on BF16's grid; an update of a 
 smaller than half that grid's spacing for most weights, so that a BF16 sum would round back to the base. The stage
 reports how much of the update BF16 would lose (``bf16_update_error``).
 
-Everything but the weights is the base's own: its tokenizer, its templates, its generation settings byte by byte, and its
-config.json with the type of the weights changed and, where transformers 5 wrote it, the rotary embedding said once more
-as older readers look for it. What a trainer leaves beside a model (optimizers, its checkpoints) stays behind.
+Everything but the weights is the base's own: its tokenizer, its templates, its generation settings byte by byte, and
+its config.json with the type of the weights changed and, where transformers 5 wrote it, the rotary embedding said once
+more as older readers look for it. What a trainer leaves beside a model (optimizers, its checkpoints) stays behind.
 
 The check reads the written checkpoint back and compares its next-token distributions with those of base + adapter
 on frozen inputs (baseline rollouts), in float32.

@@ -4,9 +4,9 @@ A stage owns ``RUN/STAGE/``. It writes its evidence there as it goes and ``resul
 without one is an unfinished attempt. A failed check leaves the evidence and a result that says why; a refusal leaves
 nothing.
 
-Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.run.processes`); the main process does
-all of the above. Any other stage refuses more than one. Pausing a stage that is not resumable takes effect when it is
-done; after an hour the master kills it, and it starts over.
+Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.run.processes`); the main process
+does all of the above. Any other stage refuses more than one. Pausing a stage that is not resumable takes effect when it
+is done; after an hour the master kills it, and it starts over.
 
 Exit codes: 0 done, 1 a check failed, 2 the input was refused (nothing written); torchrun by hand makes 1 of 2.
 """

@@ -222,7 +222,8 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
             not given.
 
     What follows from the configuration (deviations, tasks), the retention baseline (its deviations, with
-    ``check_inputs``) or the checkpoint's files (practice) is derived again: the plan's own word for it is only compared.
+    ``check_inputs``) or the checkpoint's files (practice) is derived again: the plan's own word for it is only
+    compared.
 
     Raises:
         Refused: another layout version, an altered plan, or a changed input; names the file.

@@ -1,8 +1,8 @@
 """The processes of one stage, one a GPU, as torchrun starts them (RANK, WORLD_SIZE, LOCAL_RANK).
 
-Rank 0 is the main process: it alone writes, reports and tells, and is asked to pause (torchrun passes SIGTERM on to all, lets
-them pause for 30 s, and then exits with 1 itself). Without torchrun there is one process, which is its own main one, and
-all of this costs nothing.
+Rank 0 is the main process: it alone writes, reports and tells, and is asked to pause (torchrun passes SIGTERM on to
+all, lets them pause for 30 s, and then exits with 1 itself). Without torchrun there is one process, which is its own
+main one, and all of this costs nothing.
 
 A refusal, a failed check or a fault of the environment in one process has to end them all, or the others would wait
 for it forever: work in which one may occur goes through :func:`gather`, :func:`all_ranks` or :func:`main_rank`. All

@@ -1,7 +1,7 @@
 """Triton kernels of the products of a layer: what :class:`recipe.policy.engine.model.TorchLinear` states in PyTorch.
 
-At batch 4 a token step reads every weight once and computes next to nothing, so its time is the bytes of the
-weights plus the fixed cost of each launch. Eight launches a layer, two of them in :mod:`recipe.policy.engine.attention`:
+At batch 4 a token step reads every weight once and computes next to nothing, so its time is the bytes of the weights
+plus the fixed cost of each launch. Eight launches a layer, two of them in :mod:`recipe.policy.engine.attention`:
 
     normalise     RMSNorm
     project       q, k and v products with their LoRA
