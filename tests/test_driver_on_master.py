@@ -70,6 +70,14 @@ def test_a_rejected_configuration_is_one_line(double, tmp_path):
         master.submit({**wrong, "workspace": "lab", "project": "new"}, tmp_path, project)
 
 
+def test_an_experiment_that_was_killed_before_its_trial_was_made_has_no_reports(double, tmp_path, monkeypatch):
+    master = remote.connect()
+    monkeypatch.setattr(master, "_trial", lambda experiment: None)
+    master.save_reports(1, tmp_path / "log", tmp_path / "metrics")
+    assert master.last_lines(1, 5) == []
+    assert not (tmp_path / "log").exists() and not (tmp_path / "metrics").exists()
+
+
 SCRIPT = """
 import json, sys, time
 from dataclasses import asdict, replace

@@ -247,8 +247,10 @@ class Master:
         return [line.rstrip("\n") for line in lines]
 
     def save_reports(self, experiment: int, log: Path, metrics: Path) -> None:
-        """Write the trial's log and everything that it reported to two files."""
+        """Write the trial's log and everything that it reported to two files; neither for one killed before its trial."""
         summary = self._trial(experiment)
+        if summary is None:
+            return
         lines = self._asked(lambda: list(self._client.get_trial(summary.id).iter_logs()))
         write_bytes(log, "".join(line if line.endswith("\n") else f"{line}\n" for line in lines).encode())
         names = {"avg_metrics": "training", "validation_metrics": "validation"}
