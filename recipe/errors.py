@@ -25,3 +25,8 @@ class EnvironmentFault(BaseException):
     Not an ``Exception``: TRL 0.29.0 catches those around a tool call and shows them to the policy as an
     observation, so that a broken environment would be trained on.
     """
+
+
+def one_line(error: Exception) -> str:
+    """What an error of somebody else's says, for a place in a line of ours."""
+    return " ".join(str(error).split())[:200]

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from recipe.errors import Refused
+from recipe.errors import Refused, one_line
 from recipe.files import permitted
 
 DIGITS = 18  # of an integer: more than any count, id or time takes
@@ -71,7 +71,7 @@ def read_yaml(kind: Any, path: Path, what: str) -> Any:
             raise ValueError(f"it has {len(text)} bytes, more than {YAML_SIZE}")
         value = yaml.load(text.decode(), _yaml_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
-        raise Refused(f"{what} is not YAML: {path} ({' '.join(str(error).split())[:200]})") from None
+        raise Refused(f"{what} is not YAML: {path} ({one_line(error)})") from None
     return parse(kind, value, str(path))
 
 

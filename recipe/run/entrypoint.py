@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from recipe.errors import CheckFailed, EnvironmentFault, Refused
+from recipe.errors import CheckFailed, EnvironmentFault, Refused, one_line
 from recipe.files import denied
 from recipe.progress import on_terminal
 from recipe.run import cluster, processes, result
@@ -126,17 +126,13 @@ def _lack(error: Exception) -> str | None:
     if number is None and found:
         number = int(found[1] or found[2])
     if isinstance(error, RuntimeError) and _UNWRITTEN.search(str(error)):
-        return f"a file could not be written, as on a full disk ({_short(error)})"
+        return f"a file could not be written, as on a full disk ({one_line(error)})"
     if number not in _LACKS:
         return None
     place = getattr(error, "filename", None)
     if isinstance(error, PermissionError) and place:
         return denied(Path(place))
-    return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({_short(error)})"
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return f"{_LACKS[number]} for {place}" if place else f"{_LACKS[number]} ({one_line(error)})"
 
 
 def report(to: Runtime | Stage, found: dict) -> None:
