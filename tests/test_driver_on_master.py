@@ -177,9 +177,10 @@ def site(tmp_path, monkeypatch):
         copy(ROOT / name, checkout / name)
     values = yaml.safe_load((checkout / "determined_configs" / "site.yaml").read_text())
     if real:
-        folder = Path(values["mount"]) / "german-tool-rl-tests" / tmp_path.name
-        shutil.rmtree(folder, ignore_errors=True)  # pytest's names begin anew with every --basetemp
+        # A name that was never there: the master remembers the experiments of an earlier run in the same folder.
+        folder = Path(values["mount"]) / "german-tool-rl-tests" / f"{tmp_path.name}-{time.time_ns()}"
         yield None, checkout, folder
+        shutil.rmtree(folder, ignore_errors=True)
         return
     double = pytest.importorskip("master_double", reason="the double of the master is not in tests/")
     values |= {"workspace": "lab", "mount": str(tmp_path), "resource_pool": "pool", "venv": sys.prefix}
