@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,26 @@ def test_a_failure_of_the_only_process_is_its_own():
     for shared in (processes.gather, processes.all_ranks, processes.main_rank):
         with pytest.raises(CheckFailed, match="here"):
             shared(failing)
+
+
+@pytest.mark.parametrize(
+    ("failure", "left"), [(None, True), (Refused("no"), True), (CheckFailed("no"), True), (RuntimeError("no"), False)]
+)
+def test_the_processes_part_in_order_unless_one_of_them_broke(monkeypatch, failure, left):
+    """A group that nobody leaves aborts the interpreter's exit; one that others wait in would be waited for."""
+    import torch
+
+    calls = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "")  # put back what joined() sets
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: calls.append(backend))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("left"))
+    with nullcontext() if failure is None else pytest.raises(type(failure)):
+        with processes.joined():
+            if failure:
+                raise failure
+    assert calls == (["gloo", "left"] if left else ["gloo"])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
