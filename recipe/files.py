@@ -1,4 +1,9 @@
-"""Canonical JSON, digests and files that appear whole or not at all."""
+"""Canonical JSON, digests and files that appear whole or not at all.
+
+A digest of a folder covers regular files in real folders. All else that can lie in one is refused by name: what a link
+stands for can change under an unchanged digest, and a pipe would be waited for. One thing is let through where it is
+asked for: a link to a regular file, of which a hub's cache makes its checkpoints.
+"""
 
 import errno
 import hashlib
@@ -10,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from recipe.errors import Refused
 
@@ -31,44 +37,113 @@ def digest(value) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes, read once a process as long as the file is the same."""
+    """SHA-256 (hex) of a file's bytes, read once a process as long as the file is the same.
+
+    Raises:
+        Refused: no regular file, nor a link to one, or one that this user may not read.
+    """
     with permitted(path):
         about = os.stat(path)
+        if not stat.S_ISREG(about.st_mode):
+            raise Refused(_no_file(path))
     return _digest(str(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
 @lru_cache(maxsize=100_000)
 def _digest(path: str, *_: int) -> str:
     sha = hashlib.sha256()
-    with permitted(path), open(path, "rb") as file:
+    with permitted(path), reading(path) as file:
         while chunk := file.read(_CHUNK):
             sha.update(chunk)
     return sha.hexdigest()
 
 
-def tree_digests(root: Path) -> dict[str, str]:
-    """``{relative POSIX path: SHA-256}`` of every file below ``root``.
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """Open what was found to be a regular file; a pipe that has come in its place since is refused, not waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise Refused(_no_file(path))
+        yield file
 
-    Raises:
-        Refused: a file or folder that this user may not read.
-    """
-    paths = files_below(root)
+
+def tree_digests(root: Path, linked: bool = False) -> dict[str, str]:
+    """``{relative POSIX path: SHA-256}`` of every file below ``root``. Arguments and errors as :func:`files_below`."""
+    paths = files_below(root, linked)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL: one thread a core reads a checkpoint
         digests = list(pool.map(file_digest, paths))
     return {path.relative_to(root).as_posix(): sha for path, sha in zip(paths, digests)}
 
 
-def files_below(root: Path) -> list[Path]:
-    """Every file below ``root``, sorted. Folders that are links are not entered.
+def files_below(root: Path, linked: bool = False) -> list[Path]:
+    """Every file below ``root``, sorted; none where there is no such folder.
+
+    Args:
+        linked: whether a file below it may be a link to a regular file, and ``root`` a link to a folder.
 
     Raises:
-        Refused: a folder that this user may not read; :meth:`Path.rglob` would pass over it without a word.
+        Refused: anything but files and folders, or a folder that this user may not read; :meth:`Path.rglob` would pass
+            over both without a word.
     """
     found = []
     with permitted(root):
-        for folder, _, names in os.walk(root, onerror=_raise):
-            found += [path for path in (Path(folder, name) for name in names) if path.is_file()]
+        if not linked and os.path.lexists(root):
+            check_entry(root)
+            if not os.path.isdir(root):
+                raise Refused(f"{root} is a file, where a folder belongs; move it away")
+        for folder, folders, names in os.walk(root, onerror=_raise):
+            for name in (*folders, *names):
+                check_entry(Path(folder, name), linked)
+            found += [Path(folder, name) for name in names]
     return sorted(found)
+
+
+def real(path: Path) -> Path:
+    """The absolute path without links; :meth:`Path.resolve` raises where they go round."""
+    return Path(os.path.realpath(path))
+
+
+def check_entry(path: Path, linked: bool = False) -> None:
+    """Refuse what is neither a regular file nor a real folder; ``linked`` lets a link to a regular file through.
+
+    What has gone is no longer there to be refused: temporary files come and go beside the ones that stay.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        target = _target(path)
+        if not (linked and target == _FILE):
+            raise Refused(f"{path} is a link to {target}, which no digest covers; put what it stands for in its place")
+    elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise Refused(f"{path} is {_kind(mode)}; only files and folders belong there: remove it")
+
+
+_FILE = "a file"
+
+
+def _kind(mode: int) -> str:
+    """What a mode is one of, in a word."""
+    kinds = ((stat.S_ISREG, _FILE), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_one, name in kinds if is_one(mode)), "a device")
+
+
+def _target(link: Path) -> str:
+    """What a link leads to, in the end."""
+    try:
+        return _kind(os.stat(link).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return "nothing"
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "itself"
+
+
+def _no_file(path: Path) -> str:
+    return f"{path} is {_kind(os.stat(path).st_mode)}, where a file belongs; put the file itself there"
 
 
 def _raise(error: OSError):

@@ -3,26 +3,47 @@
 A record is a frozen dataclass; its annotations are the file's format. Whatever does not fit, from a second value for a
 key to a pipe in place of the file, is one line that names file, record and field. ``true``, ``1`` and ``1.0`` are three
 different things. What was read equals what was written: ``asdict`` gives the file's value back.
+
+A text that later names a file, a commit or a digest has a type of its own here: what cannot be one is refused as it is
+read, before it reaches a path or a command line. A record of a run is a file itself, never a link to one; what a person
+names or a hub's cache holds (configuration, questions, ``config.json``) may be a link.
 """
 
 import json
 import math
+import os
 import re
 import stat
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from recipe.errors import Refused, one_line
-from recipe.files import permitted
+from recipe.files import permitted, reading
 
 DIGITS = 18  # of an integer: more than any count, id or time takes
 DEPTH = 64  # of nesting
 YAML_SIZE = 1 << 16  # bytes: its reader takes seconds for a megabyte, and a person writes less
 BOM = b"\xef\xbb\xbf"
 _PLAIN_KEY = re.compile(r"[\w/.+-]{1,100}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text must be, beside a text: all of it matches ``pattern``, which ``name`` says in words."""
+
+    name: str
+    pattern: str
+
+
+_PART = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]{1,255}"  # of a path: a name that can be a file's and leads nowhere else
+Sha256 = Annotated[str, Form("a SHA-256 of 64 lower hex digits", "[0-9a-f]{64}")]
+Commit = Annotated[str, Form("a commit of 40 or 64 lower hex digits", "[0-9a-f]{40}|[0-9a-f]{64}")]
+Inside = Annotated[str, Form("the path of a file inside its folder", f"{_PART}(?:/{_PART})*")]
+Absolute = Annotated[str, Form("an absolute path", f"/|(?:/{_PART})+")]
+Word = Annotated[str, Form("a name of letters, digits, - and _", "[A-Za-z0-9_-]{1,100}")]
 
 
 def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None) -> Any:
@@ -32,9 +53,9 @@ def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None
         layout: the version that the file's key ``layout`` must have, and what to do about another one.
 
     Raises:
-        Refused: it is missing, no regular file, not strict JSON, of another layout, or does not fit.
+        Refused: it is missing, no regular file or a link to one, not strict JSON, of another layout, or does not fit.
     """
-    value = read_json(path, what)
+    value = plain(content(path, what, own=True), f"{what} is not readable JSON: {path}")
     if layout is not None:
         wanted, remedy = layout
         found = value.get("layout") if type(value) is dict else None
@@ -46,7 +67,7 @@ def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None
 def read_lines(kind: Any, path: Path, what: str) -> list:
     """The records of a file of one JSON document a line, each as ``kind``. Raises as :func:`read` does."""
     # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
-    lines = content(path, what).splitlines()
+    lines = content(path, what, own=True).splitlines()
     why = f"{what} is not readable as JSON lines: {path}"
     return [
         parse(kind, plain(line, f"{why}: line {number}"), f"{path}: line {number}")
@@ -75,13 +96,17 @@ def read_yaml(kind: Any, path: Path, what: str) -> Any:
     return parse(kind, value, str(path))
 
 
-def content(path: Path, what: str) -> bytes:
-    """Bytes of a regular file; a pipe or a device would be waited for."""
+def content(path: Path, what: str, own: bool = False) -> bytes:
+    """Bytes of a regular file; a pipe or a device would be waited for. A record of our ``own`` may not be a link to one."""
     try:
         with permitted(path):
-            if not stat.S_ISREG(Path(path).stat().st_mode):
+            mode = os.stat(path, follow_symlinks=not own).st_mode
+            if stat.S_ISLNK(mode):
+                raise Refused(f"{what} is a link: {path}; put the file itself there")
+            if not stat.S_ISREG(mode):
                 raise Refused(f"{what} is no file: {path}")
-            return Path(path).read_bytes()
+            with reading(path) as file:
+                return file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{what} is missing: {path}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -100,6 +125,12 @@ def parse(kind: Any, value: Any, where: str, field: str = "") -> Any:
     """
     if kind is Any:
         return value
+    if get_origin(kind) is Annotated:
+        plain_kind, form = get_args(kind)
+        text = parse(plain_kind, value, where, field)
+        if not re.fullmatch(form.pattern, text):
+            raise Refused(f"{_place(where, field)} must be {form.name}, not {short(text)}")
+        return text
     if isinstance(kind, types.UnionType) or get_origin(kind) is Union:
         return _parse_union(get_args(kind), value, where, field)
     origin = get_origin(kind) or kind
@@ -113,13 +144,16 @@ def parse(kind: Any, value: Any, where: str, field: str = "") -> Any:
             value = [parse(inner[0], entry, where, f"{field}[{number}]") for number, entry in enumerate(value)]
         return origin(value)
     if origin is dict and inner:
-        return {key: parse(inner[1], entry, where, below(field, key)) for key, entry in value.items()}
+        return {
+            parse(inner[0], key, where, f"{field}: a key"): parse(inner[1], entry, where, below(field, key))
+            for key, entry in value.items()
+        }
     return value
 
 
 def _parse_union(kinds: tuple, value: Any, where: str, field: str) -> Any:
     for kind in kinds:
-        origin = get_origin(kind) or kind
+        origin = str if get_origin(kind) is Annotated else get_origin(kind) or kind
         if type(value) is origin or (is_dataclass(origin) and type(value) is dict):
             return parse(kind, value, where, field)
     raise Refused(f"{_place(where, field)} must be {' or '.join(map(_name, kinds))}, not {short(value)}")
@@ -146,11 +180,13 @@ def below(field: str, key: Any) -> str:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return {entry.name: hints[entry.name] for entry in fields(kind)}
 
 
 def _name(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1].name
     return "null" if kind is types.NoneType else getattr(get_origin(kind) or kind, "__name__", str(kind))
 
 

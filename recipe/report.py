@@ -7,6 +7,7 @@ in them. Any check that fails ends it with exit code 1, names the check and the 
 """
 
 import argparse
+import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from recipe.files import write_bytes, write_json
 from recipe.progress import Progress
 from recipe.run import repository
 from recipe.run.entrypoint import guarded
-from recipe.run.plan import ROOT, Plan, load
+from recipe.run.plan import ROOT, Plan, load_run
 from recipe.run.result import Done, Result, completed
 from recipe.run.stage import Stage
 from recipe.stages import EVIDENCE
@@ -38,7 +39,7 @@ def write(plan: Plan, output: Path) -> Summary:
         Refused: a changed input, a missing stage, or an ``output`` that exists.
         CheckFailed: evidence that does not hold.
     """
-    if output.exists():
+    if os.path.lexists(output):
         raise Refused(f"the summary folder exists already: {output}; choose a new one")
     results = {name: completed(plan, name) for name in EVIDENCE}
     verify(plan, results)
@@ -90,7 +91,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def work() -> None:
-        found = write(load(arguments.run / "plan.json", check_sources=False), arguments.output)
+        found = write(load_run(arguments.run, check_sources=False), arguments.output)
         print(f"{'qualified' if found.qualified else 'not qualified'}: {arguments.output / 'summary.md'}")
 
     return guarded(work)

@@ -40,7 +40,7 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "kind": "practice",
             "gates": {"good": True},
             "metrics": {"qualified": False},
-            "ancestry": {"adapter": "a", "merged_checkpoint": "m"},
+            "ancestry": {"adapter": "a" * 64, "merged_checkpoint": "b" * 64},
             "seconds": {"total": 1.0},
             "started": "2026-01-01T00:00:00Z",
             "machine": {"gpu": None},

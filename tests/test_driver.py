@@ -317,7 +317,7 @@ def test_status_shows_what_the_cluster_says_or_what_was_last_seen(plan, monkeypa
         return Fake(world)
 
     monkeypatch.setattr(remote, "connect", connect)
-    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: plan)
+    monkeypatch.setattr("tools.driver.commands.load_run", lambda folder, check_inputs: plan)
     status(plan.run)
     shown = capsys.readouterr()
     rows = {row.split()[0]: row.split()[1:] for row in shown.out.splitlines()[2:]}
@@ -329,7 +329,7 @@ def test_status_shows_what_the_cluster_says_or_what_was_last_seen(plan, monkeypa
 def test_fetch_leaves_attempts_behind_and_overwrites_nothing(plan, monkeypatch, tmp_path):
     driven(plan, World()).run()
     (plan.run / "grpo.attempt-1").mkdir()
-    monkeypatch.setattr("tools.driver.commands.load", lambda path, check_inputs: replace(plan, run=path.parent))
+    monkeypatch.setattr("tools.driver.commands.load_run", lambda folder, check_inputs: replace(plan, run=folder))
     fetch(plan.run, tmp_path / "to")
     assert {path.name for path in (tmp_path / "to").iterdir()} == {*NAMES, "logs", "metrics", "plan.json", STATE}
     with pytest.raises(Refused, match="exists already"):

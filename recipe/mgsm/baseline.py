@@ -37,12 +37,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import digest, file_digest, sync_folder, write_json, write_lines
+from recipe.files import digest, file_digest, real, sync_folder, write_json, write_lines
 from recipe.mgsm.german_numbers import MAX_DIGITS, read_answer, read_gold, write_value
 from recipe.policy import PRECISIONS, Sampling, checkpoint, configuration, decoder_choice
 from recipe.policy.chat import Chat, Turn, parse_turn
 from recipe.progress import Progress
-from recipe.records import below, content, read, read_lines, short
+from recipe.records import Inside, Sha256, below, content, read, read_lines, short
 from recipe.settings import build, differences, or_zero
 
 LAYOUT = 2
@@ -100,8 +100,8 @@ class Output:
 class Identity:
     """A checkpoint's files by SHA-256; ``digest`` is that of ``files``."""
 
-    digest: str
-    files: dict[str, str]
+    digest: Sha256
+    files: dict[Inside, Sha256]
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ class Record:
     protocol: Protocol
     chat: ChatFacts
     precision: str
-    items_sha256: str
-    outputs_sha256: str
+    items_sha256: Sha256
+    outputs_sha256: Sha256
     counts: dict[str, int]
-    digest: str
+    digest: Sha256
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def record(
     Raises:
         Refused: an input that does not fit, or an ``output`` that exists or lies inside the checkpoint.
     """
-    model_path, output = Path(model_path).resolve(), Path(output).resolve()
+    model_path, output = real(model_path), real(output)
     if output.exists():
         raise Refused(f"the output exists already: {output}; choose a new one")
     if output.is_relative_to(model_path):

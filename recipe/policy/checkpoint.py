@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recipe.errors import Refused
-from recipe.files import digest, files_below, permitted, tree_digests
+from recipe.files import digest, files_below, permitted, reading, tree_digests
 from recipe.policy import configuration, weights
 from recipe.policy.configuration import Qwen3
 
@@ -23,11 +23,13 @@ _POINTER_SIZE = 1024  # bytes that a Git LFS pointer has at most
 def identity(path: Path) -> dict:
     """``{"digest": …, "files": {relative path: SHA-256}}`` of every file below a standalone checkpoint.
 
+    Its files may be links, as a hub's cache makes them; what counts is the content.
+
     Raises:
         Refused: as :func:`inspect`.
     """
     inspect(path)
-    files = tree_digests(path)
+    files = tree_digests(path, linked=True)
     return {"digest": digest(files), "files": files}
 
 
@@ -112,7 +114,7 @@ def check_vocabulary(tokenizer, model: Qwen3, path: Path) -> None:
 def carried(base: Path) -> list[str]:
     """Files of a checkpoint that merging takes over as they are: tokenizer, templates, generation settings, notes."""
     names = []
-    for path in files_below(base):
+    for path in files_below(base, linked=True):
         name = path.relative_to(base)
         kept = path.name.endswith(_TEXTS) or path.name.startswith(_NOTES)
         if kept and name.parent.as_posix() in _FOLDERS and path.name not in (*_WRITTEN, *_LEFT):
@@ -159,16 +161,11 @@ def _require_model(path: Path) -> None:
 
 
 def _refuse_pointers(path: Path) -> None:
-    """Refuse what stands for a file: Git LFS pointers, and links to nothing or to a folder, whose files no digest covers."""
-    with permitted(path):
-        for entry in sorted(path.rglob("*")):
-            if entry.is_symlink() and not entry.is_file():
-                what = "a folder, whose files would not be frozen" if entry.is_dir() else "nothing"
-                raise Refused(f"{entry} is a link to {what}; copy what it stands for")
-    for file in files_below(path):
+    """Refuse what stands for a file: Git LFS pointers, and links to anything but a file."""
+    for file in files_below(path, linked=True):
         with permitted(file):
             if file.stat().st_size > _POINTER_SIZE:
                 continue
-            with open(file, "rb") as opened:
+            with reading(file) as opened:
                 if opened.read(len(_POINTER)) == _POINTER:
                     raise Refused(f"{file} is a Git LFS pointer, not the file itself; run git lfs pull, or download it")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipe.errors import Refused
-from recipe.files import write_json
+from recipe.files import check_entry, files_below, write_json
 from recipe.records import read
 from recipe.run.evidence import CLAIM, RESULT
 
@@ -37,6 +37,7 @@ def claim(folder: Path, owner: Owner | None, resumable: bool) -> bool:
     """
     if _created(folder, owner):
         return True
+    check_entry(folder)
     held_by = holder(folder)
     if held_by not in (None, owner):
         raise Refused(
@@ -45,6 +46,7 @@ def claim(folder: Path, owner: Owner | None, resumable: bool) -> bool:
         )
     finished = (folder / RESULT).exists()
     if resumable and not finished:
+        files_below(folder)  # what goes on writes and removes there, never behind a link
         if held_by != owner:  # handed on
             write_json(folder / CLAIM, asdict(owner))
         return True
@@ -53,7 +55,7 @@ def claim(folder: Path, owner: Owner | None, resumable: bool) -> bool:
     if finished:
         return False
     for path in folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != CLAIM:
             path.unlink()

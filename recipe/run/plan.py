@@ -18,10 +18,10 @@ from pathlib import Path
 
 from recipe.config import Config, complete, deviations
 from recipe.errors import Refused
-from recipe.files import canonical, digest, file_digest, tree_digests, write_json
+from recipe.files import canonical, check_entry, digest, file_digest, files_below, real, tree_digests, write_json
 from recipe.mgsm import baseline
 from recipe.policy import checkpoint, configuration
-from recipe.records import parse, read
+from recipe.records import Absolute, Commit, Inside, Sha256, parse, read
 from recipe.run import repository
 from recipe.task.family import Family, Task
 
@@ -55,18 +55,18 @@ TRAINER_SOURCES = {
 class Tree:
     """A folder outside the run: where it was, and the SHA-256 of each file. ``digest`` is that of ``files``."""
 
-    path: str
-    digest: str
-    files: dict[str, str]
+    path: Absolute
+    digest: Sha256
+    files: dict[Inside, Sha256]
 
 
 @dataclass(frozen=True)
 class Repository:
     """The checkout: its commit, None outside one, and the sources that differ from that."""
 
-    path: str
-    commit: str | None
-    uncommitted: list[str]
+    path: Absolute
+    commit: Commit | None
+    uncommitted: list[Inside]
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class Frozen:
     """``plan.json``. ``tasks`` is the SHA-256 of ``tasks.json``."""
 
     layout: int
-    plan_id: str
+    plan_id: Sha256
     practice: bool
     config: dict
     deviations: dict
     checkpoint: Tree
     retention_baseline: Tree
-    tasks: str
-    sources: dict[str, str]
-    trainer: dict[str, str]
+    tasks: Sha256
+    sources: dict[Inside, Sha256]
+    trainer: dict[Inside, Sha256]
     versions: dict[str, str]
     repository: Repository
 
@@ -158,10 +158,10 @@ def prepare(
     Raises:
         Refused: an input that is missing or does not fit, uncommitted sources, or an ``output`` that exists.
     """
-    output = Path(output).resolve()
+    output = real(output)
     if output.exists() and not repeated:
         raise Refused(f"the run folder is used already: {output}; choose a new one")
-    model, recorded = Path(model).resolve(), Path(recorded).resolve()
+    model, recorded = real(model), real(recorded)
     for what, folder in (("checkpoint", model), ("retention baseline", recorded)):
         if output.is_relative_to(folder):
             raise Refused(f"the run folder {output} lies inside the {what} {folder}, whose digest it would change")
@@ -223,12 +223,13 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
 
     What follows from the configuration (deviations, tasks), the retention baseline (its deviations, with
     ``check_inputs``) or the checkpoint's files (practice) is derived again: the plan's own word for it is only
-    compared.
+    compared. ``path`` may be a link to a plan; the run is the folder that the plan itself lies in, of files and real
+    folders alone.
 
     Raises:
-        Refused: another layout version, an altered plan, or a changed input; names the file.
+        Refused: another layout version, an altered plan, a changed input, or a link in the run folder; names the file.
     """
-    path = Path(os.path.realpath(path))  # Path.resolve raises where links go round
+    path = real(path)
     frozen = read(Frozen, path, "the plan", (LAYOUT, "prepare a new plan"))
     document = asdict(frozen)
     if frozen.plan_id != digest({key: value for key, value in document.items() if key != "plan_id"}):
@@ -250,6 +251,8 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
             raise Refused(f"{path}: the digest of {tree.path} is not that of its files; prepare a new plan")
     if digest(read(dict, path.parent / TASKS, "the task file")) != frozen.tasks:
         raise Refused(f"{path.parent / TASKS} was altered after it was frozen")
+    for name in sorted(os.listdir(path.parent)):
+        check_entry(path.parent / name)
     plan = Plan(frozen, splits, path.parent)
     if check_inputs if check_sources is None else check_sources:
         _nothing_in_the_way()
@@ -259,16 +262,24 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         _unchanged("installed trainer module", Path("site-packages"), frozen.trainer, trainer_sources())
         _unchanged("package version of", Path(), frozen.versions, versions())
     if check_inputs:
-        for what, tree in (("checkpoint file", frozen.checkpoint), ("retention evidence", frozen.retention_baseline)):
+        for what, tree, linked in (
+            ("checkpoint file", frozen.checkpoint, True), ("retention evidence", frozen.retention_baseline, False)
+        ):  # fmt: skip
             if not Path(tree.path).is_dir():
                 raise Refused(
                     f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
                 )
-            _unchanged(what, Path(tree.path), tree.files, tree_digests(Path(tree.path)))
+            _unchanged(what, Path(tree.path), tree.files, tree_digests(real(tree.path), linked))
         _check_retention(plan.recorded, config)
         if canonical(measured) != canonical(_deviations(plan.recorded)):
             raise Refused(f"{path}: deviations does not follow from the retention baseline; prepare a new plan")
     return plan
+
+
+def load_run(run: Path, check_inputs: bool = True, check_sources: bool | None = None) -> Plan:
+    """The plan of a run folder. Arguments and errors as :func:`load`, but the plan must lie in that very folder."""
+    check_entry(run / PLAN)
+    return load(run / PLAN, check_inputs, check_sources)
 
 
 def _deviations(retention: baseline.RetentionBaseline) -> dict[str, object]:
@@ -310,7 +321,7 @@ def _unchanged(
 
 def package_sources() -> dict[str, str]:
     """Digests of the code that decides a number, by path below the repository root."""
-    paths = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted(path for folder in SOURCES for path in files_below(ROOT / folder))
     names = {path.relative_to(ROOT).as_posix(): path for path in paths}
     return {name: file_digest(path) for name, path in names.items() if is_source(name)}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
-from recipe.records import parse, read
+from recipe.records import Inside, Sha256, parse, read
 from recipe.run import processes
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan
@@ -34,13 +34,13 @@ class Result:
     """The file. ``outputs`` are digests of the stage's other files, ``seconds`` of its last run."""
 
     stage: str
-    plan_id: str
+    plan_id: Sha256
     kind: str
     failure: str | None
     metrics: dict[str, bool | int | float | str]
     gates: dict[str, bool]
-    ancestry: dict[str, str]
-    outputs: dict[str, str]
+    ancestry: dict[str, Sha256]
+    outputs: dict[Inside, Sha256]
     seconds: dict[str, float]
     started: str
     machine: dict[str, int | str | None]

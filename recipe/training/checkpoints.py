@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
-from recipe.records import read
+from recipe.records import Inside, Sha256, read
 from recipe.run import processes
 from recipe.run.evidence import STEPS, VALIDATION
 from recipe.run.stage import Stage
@@ -30,7 +30,7 @@ class Seal:
     """``checkpoint-N.json``: the SHA-256 of each file of ``checkpoint-N``."""
 
     step: int
-    files: dict[str, str]
+    files: dict[Inside, Sha256]
 
 
 class Saver(TrainerCallback):

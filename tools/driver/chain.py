@@ -60,8 +60,8 @@ def label_of(plan_id: str, name: str, number: int) -> str:
 def set_aside(folder: Path) -> None:
     """Keep the evidence of an unfinished or failed attempt under a free name."""
     if folder.exists():
-        number = next(n for n in range(1, 1000) if not folder.with_name(f"{folder.name}.attempt-{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.attempt-{number}"))
+        names = (folder.with_name(f"{folder.name}.attempt-{number}") for number in range(1, 1000))
+        folder.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 def on_disk(folder: Path, name: str) -> str:

@@ -24,11 +24,10 @@ import yaml
 
 from recipe import config
 from recipe.errors import Refused
-from recipe.files import tree_digests, write_bytes
-from recipe.records import content
+from recipe.files import check_entry, files_below, real
 from recipe.run.alone import alone
 from recipe.run.entrypoint import guarded
-from recipe.run.plan import Plan, load, prepare
+from recipe.run.plan import Plan, load, load_run, prepare
 from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
@@ -62,11 +61,11 @@ def run(given: argparse.Namespace) -> int:
         return _dry_run(given)
     screen = Screen()
     if given.local:
-        plan = load(_plan_file(given, screen))
+        plan = _loaded(_plan_file(given, screen))
         with alone(plan.run, "driver"):
             return local.run(plan, NAMES, given.resume)
     master = _place(given, screen)  # before anything is frozen
-    plan = load(_plan_file(given, screen))
+    plan = _loaded(_plan_file(given, screen))
     with alone(plan.run, "driver"):
         chain.Chain(plan, NAMES, master, given.resume, given.register, screen.say, screen.progress).run()
         screen.say(f"manifest: {manifest.write(plan, NAMES)}")
@@ -88,9 +87,9 @@ def _place(given: argparse.Namespace, screen: Screen) -> remote.Master:
     else:
         paths = {"--output": given.output, "--model": given.model, "--retention-baseline": given.retention_baseline}
     for what, path in paths.items():
-        if not path.resolve().is_relative_to(here.mount):
+        if not real(path).is_relative_to(here.mount):
             raise Refused(
-                f"{what} {path.resolve()} is not below {here.mount}, the one folder that experiments see (mount in "
+                f"{what} {real(path)} is not below {here.mount}, the one folder that experiments see (mount in "
                 f"site.yaml); put it there{then}"
             )
     master = remote.connect(say=screen.say)
@@ -98,13 +97,21 @@ def _place(given: argparse.Namespace, screen: Screen) -> remote.Master:
     return master
 
 
+def _loaded(plan_file: Path) -> Plan:
+    """The plan, once it is sure that logs and metrics can be written: through a link they would land elsewhere."""
+    plan = load(plan_file)
+    for name in manifest.REPORTED:
+        files_below(plan.run / name)
+    return plan
+
+
 def _plan_file(given: argparse.Namespace, screen: Screen) -> Path:
-    return Path(os.path.realpath(given.plan)) if given.plan else _prepared(given, screen)
+    return real(given.plan) if given.plan else _prepared(given, screen)
 
 
 def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
     """The plan file in ``--output``, frozen now unless it is there already for the same inputs."""
-    plan_file = given.output.resolve() / "plan.json"
+    plan_file = real(given.output) / "plan.json"
     wanted = config.resolve(config.read(given.config))
     if not plan_file.exists():
         frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
@@ -112,8 +119,8 @@ def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
         return plan_file
     frozen = load(plan_file, check_inputs=False).frozen
     for option, found, now in (
-        ("--model", frozen.checkpoint.path, str(given.model.resolve())),
-        ("--retention-baseline", frozen.retention_baseline.path, str(given.retention_baseline.resolve())),
+        ("--model", frozen.checkpoint.path, str(real(given.model))),
+        ("--retention-baseline", frozen.retention_baseline.path, str(real(given.retention_baseline))),
         ("--config", frozen.config, asdict(wanted)),
     ):
         if found != now:
@@ -124,7 +131,7 @@ def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
 def _dry_run(given: argparse.Namespace) -> int:
     """Print every configuration as it would be submitted. Asks no master and writes nothing."""
     site.agreed()
-    plan_file = given.plan.resolve() if given.plan else given.output.resolve() / "plan.json"
+    plan_file = real(given.plan) if given.plan else real(given.output) / "plan.json"
     plan = load(plan_file) if given.plan or plan_file.exists() else None
     identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
     for name in NAMES:
@@ -136,7 +143,7 @@ def _dry_run(given: argparse.Namespace) -> int:
 
 def status(folder: Path) -> None:
     """Print a table of the stages, with the cluster's word where it can be asked."""
-    plan = load(folder / "plan.json", check_inputs=False)
+    plan = load_run(folder, check_inputs=False)
     print(f"{plan.kind} plan {plan.id[:16]} in {plan.run}")
     for row in (("stage", "experiment", "state", "time", "key metric"), *_rows(plan)):
         print("  {:<10} {:>10}  {:<12} {:>8}  {}".format(*row).rstrip())
@@ -174,29 +181,35 @@ def fetch(folder: Path, target: Path) -> None:
     """Copy what the run came to into a new folder, checked; ``verify`` works there as well.
 
     Left behind are unfinished attempts and what a paused training would go on from.
+
+    Raises:
+        Refused: a link, a pipe or their like among what would be copied, a changed output, or a ``target`` that exists;
+            nothing is left of the copy.
     """
-    plan = load(folder / "plan.json", check_inputs=False)
-    if target.exists():
+    plan = load_run(folder, check_inputs=False)
+    if os.path.lexists(target):
         raise Refused(f"{target} exists already; choose a new folder")
+    sources = [plan.run / name for name in ("plan.json", "tasks.json", STATE, manifest.NAME)]
+    sources = [path for path in sources if path.exists()]
+    finished = [name for name in NAMES if chain.on_disk(plan.run, name) == "complete"]
+    for name in (*manifest.REPORTED, *finished):
+        sources += files_below(plan.run / name)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    names = ["plan.json", "tasks.json", STATE, manifest.NAME, "logs", "metrics"]
-    names += [name for name in NAMES if chain.on_disk(plan.run, name) == "complete"]
-    for name in names:
-        source = plan.run / name
-        if source.is_dir():
-            for path in tree_digests(source):  # files alone: a pipe or a link to nothing is no evidence
-                (partial / name / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / path, partial / name / path)
-        elif source.exists():
-            write_bytes(partial / name, content(source, name))
-    copied = load(partial / "plan.json", check_inputs=False)
-    for name in NAMES:
-        if (partial / name).exists():
+    try:
+        for source in sources:
+            copy = partial / source.relative_to(plan.run)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            check_entry(source)
+            shutil.copyfile(source, copy, follow_symlinks=False)
+        copied, count = load_run(partial, check_inputs=False), len(files_below(partial))
+        for name in finished:
             completed(copied, name)
-    partial.rename(target)
-    print(f"{target}: {len(tree_digests(target))} files")
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    print(f"{target}: {count} files")
 
 
 def verify(folder: Path, replayed: bool) -> None:
@@ -231,7 +244,7 @@ def main() -> int:
         which = command.add_mutually_exclusive_group(required=True)
         which.add_argument("--run", type=Path, help="run folder")
         which.add_argument(
-            "--plan", dest="run", metavar="PLAN", type=lambda path: Path(path).parent, help="its plan.json"
+            "--plan", dest="run", metavar="PLAN", type=lambda path: real(path).parent, help="its plan.json"
         )
         if name == "fetch":
             command.add_argument("--to", type=Path, required=True, help="new folder")

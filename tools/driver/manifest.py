@@ -18,12 +18,12 @@ from pathlib import Path
 
 from recipe import report
 from recipe.errors import CheckFailed, Refused
-from recipe.files import digest, file_digest, tree_digests, write_json
+from recipe.files import digest, file_digest, real, tree_digests, write_json
 from recipe.policy.checkpoint import identity
 from recipe.records import read, short
 from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Plan, load, package_sources
+from recipe.run.plan import Plan, load_run, package_sources
 from recipe.run.result import STAMP, Result, completed
 from recipe.stages import EVIDENCE, STAGES
 from recipe.verify import replay, summary
@@ -39,6 +39,7 @@ CLOCK = 1.0  # seconds: stages note whole ones
 
 FOLDERS = ("grpo/adapter", "merge/checkpoint", "report/summary")  # outputs that are handed on as a whole
 SUBJECTS = FOLDERS[1:]
+REPORTED = ("logs", "metrics")  # folders of what the stages told while they ran
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def made(plan: Plan, stages: Sequence[str]) -> Statement:
                 ),
                 byproducts=[
                     Resource(f"{folder}/{path}", {"sha256": sha})
-                    for folder in ("logs", "metrics")
+                    for folder in REPORTED
                     for path, sha in tree_digests(plan.run / folder).items()
                 ],
             ),
@@ -292,7 +293,7 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     recorded = read(Statement, run / NAME, "the manifest (driver run writes it)")
     if recorded.predicate.recipe_layout != LAYOUT:
         raise Refused(f"{run / NAME} has layout {recorded.predicate.recipe_layout}, this package reads {LAYOUT}")
-    plan = load(run / "plan.json", check_inputs=False)
+    plan = load_run(run, check_inputs=False)
     yield from _inputs(plan)
     for line in differences(asdict(recorded), asdict(made(plan, stages)), NAME):
         raise CheckFailed(line)
@@ -313,7 +314,7 @@ def _inputs(plan: Plan) -> Iterator[str]:
         raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
     if not plan.retention_baseline.is_dir():
         yield f"{UNCHECKED}the retention baseline: {plan.retention_baseline} is not on this machine"
-    elif tree_digests(plan.retention_baseline) != recorded.files:
+    elif tree_digests(real(plan.retention_baseline)) != recorded.files:
         raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.files import write_json
-from recipe.records import read
+from recipe.records import Sha256, Word, read
 
 STATE = "driver.json"
 LAYOUT = 2
@@ -29,7 +29,7 @@ class Segment:
 class Stored:
     """A checkpoint in the cluster's storage, as the master lists it."""
 
-    uuid: str
+    uuid: Word
     steps: int
     state: str
     validated: bool  # whether the trial reported a validation at these very steps
@@ -104,7 +104,7 @@ class Registered:
 
     model: str
     version: int
-    checkpoint: str
+    checkpoint: Word
     holds: str  # which artifact of the run
 
 
@@ -112,9 +112,9 @@ class Registered:
 class State:
     """``RUN/driver.json``."""
 
-    plan_id: str
+    plan_id: Sha256
     cluster: Cluster
-    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    attempts: dict[Word, list[Attempt]] = field(default_factory=dict)
     registered: Registered | None = None
     layout: int = LAYOUT
 
