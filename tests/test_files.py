@@ -234,11 +234,13 @@ def test_tree_is_every_file_below_by_posix_path(tmp_path):
     assert [name for name in tree if tree[name] != changed[name]] == ["b/c.txt"]
 
 
-def test_tree_follows_links_to_files_as_a_download_cache_makes_them(tmp_path):
+def test_tree_follows_links_to_files_where_a_download_cache_may_have_made_them(tmp_path):
     write_bytes(tmp_path / "blobs" / "x", b"1")
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "model").symlink_to(tmp_path / "blobs" / "x")
-    assert tree_digests(tmp_path / "snapshot") == {"model": hashlib.sha256(b"1").hexdigest()}
+    assert tree_digests(tmp_path / "snapshot", linked=True) == {"model": hashlib.sha256(b"1").hexdigest()}
+    with pytest.raises(Refused, match="model is a link to a file, which no digest covers"):
+        tree_digests(tmp_path / "snapshot")
 
 
 # ---- permissions
