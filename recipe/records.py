@@ -43,6 +43,7 @@ Sha256 = Annotated[str, Form("a SHA-256 of 64 lower hex digits", "[0-9a-f]{64}")
 Commit = Annotated[str, Form("a commit of 40 or 64 lower hex digits", "[0-9a-f]{40}|[0-9a-f]{64}")]
 Inside = Annotated[str, Form("the path of a file inside its folder", f"{_PART}(?:/{_PART})*")]
 Absolute = Annotated[str, Form("an absolute path", f"/|(?:/{_PART})+")]
+Address = Annotated[str, Form("an address of a master without a login", r"https?://[\w.:\[\]-]+(?:/[\w./~-]*)?")]
 Word = Annotated[str, Form("a name of letters, digits, - and _", "[A-Za-z0-9_-]{1,100}")]
 
 
@@ -97,7 +98,7 @@ def read_yaml(kind: Any, path: Path, what: str) -> Any:
 
 
 def content(path: Path, what: str, own: bool = False) -> bytes:
-    """Bytes of a regular file; a pipe or a device would be waited for. A record of our ``own`` may not be a link to one."""
+    """Bytes of a regular file; a pipe or a device would be waited for. A record of our ``own`` is no link to one."""
     try:
         with permitted(path):
             mode = os.stat(path, follow_symlinks=not own).st_mode

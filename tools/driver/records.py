@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.files import write_json
-from recipe.records import Sha256, Word, read
+from recipe.records import Address, Sha256, Word, read
 
 STATE = "driver.json"
 LAYOUT = 2
@@ -82,7 +82,7 @@ class Cluster:
     """Which master, and in which versions it was spoken to."""
 
     id: str
-    address: str
+    address: Address
     master: str  # its version
     determined: str  # the SDK's version
 
