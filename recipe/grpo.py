@@ -10,7 +10,7 @@ The stage writes::
     grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
     grpo/protocol.json               what reached TRL, PEFT and the optimizer (recipe.training.readback)
     grpo/adapter/                    the LoRA adapter after the last step
-    grpo/trainer/                    while it runs: what a paused run goes on from (recipe.training.checkpoints)
+    grpo/trainer/checkpoint-8/       what training goes on from at the frozen interval (recipe.training.checkpoints)
 
 Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and
 gradients are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over
@@ -258,7 +258,7 @@ def keep_adapter(stage: Stage, model, steps: list[Step], before: str) -> Done:
     save_adapter(model, adapter)
     digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
     stage.store(adapter, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
-    checkpoints.discard_all(stage)
+    checkpoints.finish(stage)
     return judged(stage, steps, before, after)
 
 

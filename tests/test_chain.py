@@ -72,7 +72,8 @@ def test_asking_for_a_checkpoint_deletes_nothing_and_cutting_back_what_is_later(
     assert tree_digests(tmp_path) == before
     resume.cut_back(stage, 4)
     assert set(tree_digests(tmp_path)) == {
-        "trainer/checkpoint-4/rng_state.pth", "trainer/checkpoint-4.json", *(f"steps/step-{step:04d}.json" for step in range(1, 5)),
+        *(f"trainer/checkpoint-{step}{rest}" for step in (2, 4) for rest in ("/rng_state.pth", ".json")),
+        *(f"steps/step-{step:04d}.json" for step in range(1, 5)),
     }  # fmt: skip
     (tmp_path / "steps" / "step-notes.json").touch()
     with pytest.raises(Refused, match="step-notes.json is none of the stage's own files"):
@@ -90,6 +91,7 @@ def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):
         segments += 1
     assert segments == SMALL_STEPS
     assert evidence(paused.run / "grpo") == evidence(run / "grpo")
+    assert any((run / "grpo" / resume.TRAINER).glob("checkpoint-4/optimizer.pt"))
     assert done.ancestry == json.loads((run / "grpo" / "result.json").read_text())["ancestry"]
 
 

@@ -1,20 +1,26 @@
-"""Checkpoints of GRPO: a pause at a step, from which it goes on as if nothing had happened.
+"""Checkpoints of GRPO: a step from which it goes on as if nothing had happened.
 
 A checkpoint of the trainer holds the adapter, the optimizer, the schedule and every random state; the sampler's
 place follows from the step, because the tasks stand in one frozen order. Checkpoints stand in
 ``grpo/trainer/checkpoint-N``, each with ``checkpoint-N.json`` beside it: the digests of its files, written after
 them and removed before them, so that a checkpoint without one is torn and is passed over.
 
+Those of the frozen schedule (every ``checkpoint_every`` and ``validation_every`` steps) stay as evidence: by the adapter
+in it a verifier proves who sampled the validation there and the step after it, and from it he can train the steps up
+to the next one again. So a checkpoint holds nothing that depends on the machine's clock or the run's place.
+
 Evidence is cut back to the step that training goes on from. Steps repeated after a lost node are the same steps:
 same tasks, same random state, same bytes (on a GPU as far as its kernels are deterministic).
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 
+from recipe.config import Grpo
 from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
 from recipe.records import Inside, Sha256, read
@@ -23,6 +29,15 @@ from recipe.run.evidence import STEPS, VALIDATION
 from recipe.run.stage import Stage
 
 TRAINER = "trainer"  # folder of the trainer's own files
+ADAPTER, STATE = "adapter_model.safetensors", "trainer_state.json"
+KEPT = (ADAPTER, "optimizer.pt", "scheduler.pt", STATE)  # and the random state of every process; the rest is not read
+UNREAD = ("log_history", "total_flos")  # of the state: times, and how often training was resumed
+
+
+def scheduled(grpo: Grpo) -> list[int]:
+    """The steps whose checkpoints stay; not the last one, whose adapter is the stage's own outcome."""
+    every = [number for number in (grpo.checkpoint_every, grpo.validation_every) if number]
+    return [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
 
 
 @dataclass(frozen=True)
@@ -34,17 +49,17 @@ class Seal:
 
 
 class Saver(TrainerCallback):
-    """Saves every ``checkpoint_every`` steps and when the stage is asked to pause; then training stops."""
+    """Saves at the scheduled steps and when the stage is asked to pause; then training stops."""
 
     def __init__(self, stage: Stage):
         self._stage = stage
+        self._scheduled = {*scheduled(stage.plan.config.grpo)}
         self.paused = False
 
     def on_step_end(self, args, state, control, **_):
-        every = self._stage.plan.config.grpo.checkpoint_every
         last = state.global_step >= state.max_steps  # the finished adapter is kept instead
         self.paused = not last and processes.main_rank(self._stage.should_pause)
-        if self.paused or (every and not last and state.global_step % every == 0):
+        if self.paused or state.global_step in self._scheduled:
             control.should_save = True
         control.should_training_stop |= self.paused
 
@@ -53,12 +68,23 @@ class Saver(TrainerCallback):
         if not processes.is_main():
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        _strip(folder)
         follow_umask(folder)
         write_json(_seal(folder), asdict(Seal(state.global_step, tree_digests(folder))))
-        for older in Path(args.output_dir).glob("checkpoint-*.json"):
-            if older != _seal(folder):
-                _discard(older.with_suffix(""))
+        _discard_unscheduled(self._stage, but=state.global_step)
         self._stage.store(folder, state.global_step, {"plan_id": self._stage.plan.id, "resumable": True})
+
+
+def _strip(checkpoint: Path) -> None:
+    """Leave what training goes on from, the same whether it was paused before or not."""
+    for path in checkpoint.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT and not path.name.startswith("rng_state"):
+            path.unlink()
+    state = read(dict, checkpoint / STATE, "the trainer's state")
+    control = {"stateful_callbacks": {"TrainerControl": TrainerControl().state()}}
+    write_json(checkpoint / STATE, {key: value for key, value in state.items() if key not in UNREAD} | control)
 
 
 def latest(stage: Stage) -> tuple[Path | None, int]:
@@ -86,9 +112,9 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
 
 
 def cut_back(stage: Stage, step: int) -> None:
-    """Remove what is later than ``step``, which training goes on from, and every other checkpoint."""
-    for other in (stage.folder / TRAINER).glob("checkpoint-*"):
-        if other.is_dir() and _number(other) != step:
+    """Remove what is later than ``step``, which training goes on from, and every torn checkpoint."""
+    for other in _folders(stage):
+        if _number(other) > step or not _seal(other).exists():
             _discard(other)
     for kind in (STEPS, VALIDATION):
         for path in (stage.folder / kind).glob("step-*"):
@@ -96,11 +122,21 @@ def cut_back(stage: Stage, step: int) -> None:
                 path.unlink()
 
 
-def discard_all(stage: Stage) -> None:
-    """Remove all checkpoints: there is nothing to resume any more."""
-    for seal in (stage.folder / TRAINER).glob("checkpoint-*.json"):
-        _discard(seal.with_suffix(""))
-    shutil.rmtree(stage.folder / TRAINER)
+def finish(stage: Stage) -> None:
+    """Remove what only a paused training would go on from, and TRL's model card, which names the run's place."""
+    _discard_unscheduled(stage)
+    (stage.folder / TRAINER / "README.md").unlink(missing_ok=True)
+
+
+def _discard_unscheduled(stage: Stage, but: int | None = None) -> None:
+    kept = {*scheduled(stage.plan.config.grpo), but}
+    for folder in _folders(stage):
+        if _number(folder) not in kept:
+            _discard(folder)
+
+
+def _folders(stage: Stage) -> Iterator[Path]:
+    return (path for path in (stage.folder / TRAINER).glob("checkpoint-*") if path.is_dir())
 
 
 def _discard(checkpoint: Path) -> None:
