@@ -25,7 +25,6 @@ from recipe.task.family import Task
 def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     """Evaluate the checkpoint at ``path`` on the test split; the whole of the baseline stage."""
     plan = stage.plan
-    identity = checkpoint.identity(path)
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
     start = time.perf_counter()
@@ -34,12 +33,11 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
         records = evaluate(model, chat, plan.splits["test"], plan.config.rules, settings, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, map(asdict, records))
-    return Done(evidence.aggregate(records), ancestry={"checkpoint": identity["digest"]})
+    return Done(evidence.aggregate(records))
 
 
 def evaluate_merged(stage: Stage) -> Done:
     """Evaluate the merge stage's checkpoint; the whole of the candidate stage."""
-    stage.completed("merge")
     return evaluate_checkpoint(stage, stage.plan.run / "merge" / "checkpoint")
 
 

@@ -72,11 +72,10 @@ def train(stage: Stage) -> Done | None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Readback(stage, trainer))
-    before = adapter_digest(trainer.model)
     trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
     if saver.paused:
         return None
-    return processes.main_rank(lambda: keep_adapter(stage, trainer.model, recorder.steps, before))
+    return processes.main_rank(lambda: keep_adapter(stage, trainer.model, recorder.steps))
 
 
 def lora(grpo: Grpo) -> LoraConfig:
@@ -151,7 +150,6 @@ _KEPT = {
     "learning_rate": "learning_rate",
     "kl": "kl",
     "entropy": "entropy",
-    "completions/mean_length": "mean_policy_tokens",
     "logprob_gap/mean": "logprob_gap_mean",  # of the engine from the trainer's forward pass
     "logprob_gap/max": "logprob_gap_max",
 }
@@ -251,32 +249,20 @@ def save_adapter(model, folder: Path) -> None:
     write_json(path, {**settings, "target_modules": sorted(modules)})
 
 
-def keep_adapter(stage: Stage, model, steps: list[Step], before: str) -> Done:
-    """Keep the adapter, here and on a cluster, and judge the run that made it. ``before``: its digest at the start."""
-    after = adapter_digest(model)
-    adapter = stage.folder / "adapter"
-    save_adapter(model, adapter)
-    digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
-    stage.store(adapter, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
+def keep_adapter(stage: Stage, model, steps: list[Step]) -> Done:
+    """Keep the adapter, here and on a cluster, and judge the run that made it."""
+    folder = stage.folder / "adapter"
+    save_adapter(model, folder)
+    metadata = {"plan_id": stage.plan.id, "adapter": digest(tree_digests(folder))}
+    stage.store(folder, stage.plan.config.grpo.steps, metadata)
     checkpoints.finish(stage)
-    return judged(stage, steps, before, after)
+    return judged(steps, not adapter.neutral(get_peft_model_state_dict(model)))
 
 
-def judged(stage: Stage, steps: list[Step], before: str, after: str) -> Done:
+def judged(steps: list[Step], changed: bool) -> Done:
     """Aggregate a run and hold it against the gates that say whether anything was learned from."""
     metrics = evidence.training_metrics(steps)
-    gates = {
-        "mixed_reward_groups": metrics["mixed_groups"] > 0,
-        # A group of equal rewards still has a gradient, from the KL term; only a mixed one shows a signal.
-        "nonzero_gradients": metrics["steps_with_mixed_reward_and_gradient"] > 0,
-        "adapter_changed": before != after,
-    }
+    gates = evidence.training_gates(metrics, changed)
     failed = [name for name, passed in gates.items() if not passed]
-    ancestry = {
-        "checkpoint": stage.plan.frozen.checkpoint.digest,
-        "adapter_parameters_before": before,
-        "adapter_parameters_after": after,
-        "adapter": digest(tree_digests(stage.folder / "adapter")),
-    }
     failure = f"GRPO learned from nothing: {', '.join(failed)} did not hold" if failed else None
-    return Done(metrics, gates, ancestry, failure)
+    return Done(metrics, gates, failure)

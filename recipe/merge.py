@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from recipe.errors import CheckFailed
-from recipe.files import digest, file_digest, follow_umask, tree_digests, write_bytes
+from recipe.files import file_digest, follow_umask, write_bytes
 from recipe.policy import checkpoint, configuration
-from recipe.run.evidence import ROLLOUTS, read_rollouts
+from recipe.run.evidence import ROLLOUTS, merge_gates, read_rollouts
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 
@@ -33,10 +32,6 @@ def merge(stage: Stage) -> Done:
     """Merge the grpo stage's adapter; the whole of the merge stage."""
     plan = stage.plan
     adapter = plan.run / "grpo" / "adapter"
-    trained = stage.completed("grpo")
-    if trained.ancestry["adapter"] != digest(tree_digests(adapter)):
-        raise CheckFailed(f"adapter ancestry: {adapter} is not the adapter that GRPO wrote")
-    stage.completed("baseline")
     inputs = frozen_inputs(plan.run / "baseline" / ROLLOUTS)
     target = stage.folder / "checkpoint"
 
@@ -54,18 +49,12 @@ def merge(stage: Stage) -> Done:
         metrics["bf16_update_error"] = update_error(tuned, merged, torch.bfloat16)
         progress.update()
 
-    kept = unchanged_files(plan.checkpoint, target)
-    gates = {"same_policy": metrics["mean_kl"] <= plan.config.merge.max_kl, "same_tokenizer": kept}
+    gates = merge_gates(metrics, plan.config.merge.max_kl, unchanged_files(plan.checkpoint, target))
     failed = [name for name, passed in gates.items() if not passed]
-    ancestry = {
-        "checkpoint": plan.frozen.checkpoint.digest,
-        "adapter": trained.ancestry["adapter"],
-        "merged_checkpoint": checkpoint.identity(target)["digest"],
-    }
     if stage.runtime.keep_merged:
-        stage.store(target, 1, {"plan_id": plan.id, "merged_checkpoint": ancestry["merged_checkpoint"]})
+        stage.store(target, 1, {"plan_id": plan.id, "merged_checkpoint": checkpoint.identity(target)["digest"]})
     failure = f"the merged checkpoint is not base + adapter: {', '.join(failed)} did not hold" if failed else None
-    return Done(metrics, gates, ancestry, failure)
+    return Done(metrics, gates, failure)
 
 
 def frozen_inputs(path: Path) -> list[list[int]]:

@@ -186,6 +186,7 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
         if processes.main_rank(claimed):
             start = time.time()
             try:
+                inputs = processes.main_rank(lambda: result.consumed(plan, name))
                 done = run(stage)
             except (CheckFailed, EnvironmentFault) as failure:
                 done = Done({}, failure=str(failure))
@@ -196,7 +197,7 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
             if done is None:
                 return _told(f"stage {name} paused; start it again to go on", 0)
             stage.seconds["total"] = time.time() - start
-            processes.main_rank(lambda: result.write(plan, name, done, stage.seconds, start))
+            processes.main_rank(lambda: result.write(plan, name, done, inputs, stage.seconds, start))
         found = result.load(stage.folder)
         if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
             report(stage, found.metrics)

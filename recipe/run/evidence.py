@@ -104,6 +104,21 @@ def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
     return {**means, "mixed_groups": sum(len(set(group)) > 1 for group in groups)}
 
 
+def training_gates(metrics: dict, changed: bool) -> dict[str, bool]:
+    """Whether anything was learned from; ``changed`` says whether the trained adapter adds anything to the base."""
+    return {
+        "mixed_reward_groups": metrics["mixed_groups"] > 0,
+        # A group of equal rewards still has a gradient, from the KL term; only a mixed one shows a signal.
+        "nonzero_gradients": metrics["steps_with_mixed_reward_and_gradient"] > 0,
+        "adapter_changed": changed,
+    }
+
+
+def merge_gates(metrics: dict, max_kl: float, same_files: bool) -> dict[str, bool]:
+    """Whether the merged checkpoint is base + adapter; ``same_files``: tokenizer and templates are the base's."""
+    return {"same_policy": metrics["mean_kl"] <= max_kl, "same_tokenizer": same_files}
+
+
 def training_metrics(steps: Sequence[Step]) -> dict:
     """The training manifest's numbers from the steps' records."""
     norms = [step.metrics["grad_norm"] for step in steps]

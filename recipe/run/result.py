@@ -10,28 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from recipe.errors import Refused
-from recipe.files import tree_digests, write_json
+from recipe.files import digest, file_digest, tree_digests, write_json
 from recipe.records import Inside, Sha256, parse, read
 from recipe.run import processes
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Plan
+from recipe.run.plan import TASKS, Plan
+from recipe.stages import STAGES
 
 STAMP = "%Y-%m-%dT%H:%M:%SZ"  # of a time, in UTC
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a stage found: aggregate numbers, and gates as ``{name: passed}``. Ancestry names digests."""
+    """What a stage found: aggregate numbers, and gates as ``{name: passed}``."""
 
     metrics: dict
     gates: dict[str, bool] = field(default_factory=dict)
-    ancestry: dict[str, str] = field(default_factory=dict)
     failure: str | None = None  # the check that failed; the stage then exits with 1
 
 
 @dataclass(frozen=True)
 class Result:
-    """The file. ``outputs`` are digests of the stage's other files, ``seconds`` of its last run."""
+    """The file. ``outputs`` are digests of the stage's other files, ``seconds`` of its last run.
+
+    ``inputs`` are the digests of what it worked on, taken when it began, by the names in :mod:`recipe.stages`: of a file,
+    of ``{path: SHA-256}`` of a folder, of the result of a whole stage.
+    """
 
     stage: str
     plan_id: Sha256
@@ -39,7 +43,7 @@ class Result:
     failure: str | None
     metrics: dict[str, bool | int | float | str]
     gates: dict[str, bool]
-    ancestry: dict[str, Sha256]
+    inputs: dict[str, Sha256]
     outputs: dict[Inside, Sha256]
     seconds: dict[str, float]
     started: str
@@ -56,9 +60,10 @@ class Result:
             raise Refused(f"{where}: key {group}.{key} is missing")
         return parse(kind, values[key], where, f"{group}.{key}")
 
-    def ancestor(self, name: str) -> str:
-        """Digest of what the stage worked on or made. Raises as :meth:`fact` does."""
-        return self.fact("ancestry", name, str)
+    def folder(self, name: str) -> str:
+        """Digest of a folder among the outputs, of its ``{path: SHA-256}``."""
+        below = f"{name}/"
+        return digest({path.removeprefix(below): sha for path, sha in self.outputs.items() if path.startswith(below)})
 
     def describe(self) -> str:
         """In Markdown: what failed, the gates, and every number and fact."""
@@ -121,7 +126,33 @@ def outputs(folder: Path) -> dict[str, str]:
     return {path: sha for path, sha in tree_digests(folder).items() if path not in (RESULT, CLAIM)}
 
 
-def write(plan: Plan, name: str, done: Done, seconds: dict[str, float], start: float) -> None:
+def consumed(plan: Plan, name: str) -> dict[str, str]:
+    """Digests of what a stage works on, as it lies there now: :attr:`Result.inputs`.
+
+    Raises:
+        Refused: as :func:`completed` does, of an earlier stage.
+    """
+    return {path: _digest_of(plan, path) for path in STAGES[name].inputs}
+
+
+def _digest_of(plan: Plan, path: str) -> str:
+    frozen = {
+        "checkpoint": plan.frozen.checkpoint.digest,
+        "retention-baseline": plan.frozen.retention_baseline.digest,
+        TASKS: plan.frozen.tasks,
+    }
+    if path in frozen:  # compared with the disk when the plan was loaded
+        return frozen[path]
+    stage, _, name = path.partition("/")
+    made = completed(plan, stage)
+    if not name:
+        return file_digest(plan.run / stage / RESULT)
+    return made.outputs[name] if name in made.outputs else made.folder(name)
+
+
+def write(
+    plan: Plan, name: str, done: Done, inputs: dict[str, str], seconds: dict[str, float], start: float
+) -> None:
     """Write the result of a stage that began at ``start`` (seconds since the epoch)."""
     folder = plan.run / name
     result = Result(
@@ -131,7 +162,7 @@ def write(plan: Plan, name: str, done: Done, seconds: dict[str, float], start: f
         failure=done.failure,
         metrics=done.metrics,
         gates=done.gates,
-        ancestry=done.ancestry,
+        inputs=inputs,
         outputs=outputs(folder),
         seconds={part: round(value, 3) for part, value in seconds.items()},
         started=time.strftime(STAMP, time.gmtime(start)),

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.progress import Progress
-from recipe.run import processes, result
+from recipe.run import processes
 from recipe.run.cluster import Runtime, chart
 from recipe.run.plan import Plan
-from recipe.run.result import Result
 
 
 @dataclass
@@ -39,7 +38,3 @@ class Stage:
     def store(self, folder: Path, step: int, metadata: dict) -> None:
         """Hand a checkpoint to the cluster's own storage as well, where there is one."""
         self.runtime.store(folder, step, metadata)
-
-    def completed(self, name: str) -> Result:
-        """See :func:`recipe.run.result.completed`."""
-        return result.completed(self.plan, name)
