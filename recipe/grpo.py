@@ -19,7 +19,6 @@ processes.
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
 """
 
-import hashlib
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +40,7 @@ from recipe.run import evidence, processes
 from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.training import checkpoints
+from recipe.training import adapter, checkpoints
 from recipe.training.readback import Readback
 from recipe.training.trainer import AgenticGRPOTrainer
 from recipe.training.trl_chat import raw_span_tokenizer
@@ -234,18 +233,18 @@ class Validation(TrainerCallback):
 
 def adapter_digest(model) -> str:
     """SHA-256 over the names and values of the adapter's parameters."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(get_peft_model_state_dict(model).items()):
-        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
+    return adapter.digest(get_peft_model_state_dict(model))
 
 
 def save_adapter(model, folder: Path) -> None:
-    """Write the adapter so that equal adapters are equal files: PEFT lists its target modules in hash order."""
+    """Write the adapter so that equal adapters are equal files.
+
+    PEFT lists its target modules in hash order, and adds a README.md, a form that nobody has filled in.
+    """
     model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
     follow_umask(folder)
-    path = folder / "adapter_config.json"
+    path = folder / adapter.CONFIG
     settings = read(dict, path, "the adapter's configuration")
     modules = parse(list[str], settings.get("target_modules"), str(path), "target_modules")
     write_json(path, {**settings, "target_modules": sorted(modules)})
@@ -254,10 +253,10 @@ def save_adapter(model, folder: Path) -> None:
 def keep_adapter(stage: Stage, model, steps: list[Step], before: str) -> Done:
     """Keep the adapter, here and on a cluster, and judge the run that made it. ``before``: its digest at the start."""
     after = adapter_digest(model)
-    adapter = stage.folder / "adapter"
-    save_adapter(model, adapter)
-    digests = {"adapter": digest(tree_digests(adapter)), "adapter_parameters": after}
-    stage.store(adapter, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
+    folder = stage.folder / "adapter"
+    save_adapter(model, folder)
+    digests = {"adapter": digest(tree_digests(folder)), "adapter_parameters": after}
+    stage.store(folder, stage.plan.config.grpo.steps, {"plan_id": stage.plan.id, **digests})
     checkpoints.discard_all(stage)
     return judged(stage, steps, before, after)
 
