@@ -19,7 +19,6 @@ processes.
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
 """
 
-import hashlib
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +40,7 @@ from recipe.run import evidence, processes
 from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.training import checkpoints
+from recipe.training import adapter, checkpoints
 from recipe.training.readback import Readback
 from recipe.training.trainer import AgenticGRPOTrainer
 from recipe.training.trl_chat import raw_span_tokenizer
@@ -61,7 +60,7 @@ def train(stage: Stage) -> Done | None:
     trainer = AgenticGRPOTrainer(
         model=model,
         processing_class=raw_span_tokenizer(tokenizer, chat.tools),
-        args=arguments(config, stage.folder / checkpoints.TRAINER),
+        args=arguments(config, stage.folder / evidence.TRAINER),
         train_dataset=Dataset.from_list(
             [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
         ),
@@ -230,20 +229,15 @@ class Validation(TrainerCallback):
         return evaluation.evaluate(model, self._chat, tasks, config.rules, config.evaluation)
 
 
-def adapter_digest(model) -> str:
-    """SHA-256 over the names and values of the adapter's parameters."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(get_peft_model_state_dict(model).items()):
-        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
-
-
 def save_adapter(model, folder: Path) -> None:
-    """Write the adapter so that equal adapters are equal files: PEFT lists its target modules in hash order."""
+    """Write the adapter so that equal adapters are equal files.
+
+    PEFT lists its target modules in hash order, and adds a README.md, a form that nobody has filled in.
+    """
     model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
     follow_umask(folder)
-    path = folder / "adapter_config.json"
+    path = folder / adapter.CONFIG
     settings = read(dict, path, "the adapter's configuration")
     modules = parse(list[str], settings.get("target_modules"), str(path), "target_modules")
     write_json(path, {**settings, "target_modules": sorted(modules)})

@@ -12,7 +12,6 @@ The check reads the written checkpoint back and compares its next-token distribu
 on frozen inputs (baseline rollouts), in float32.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def frozen_inputs(path: Path) -> list[list[int]]:
 
 def write(base: Path, adapter: Path, target: Path) -> None:
     """Write the merged checkpoint to ``target``."""
-    settings = configuration.merged(configuration.document(base), base / configuration.CONFIG)
+    settings = configuration.merged_content(base)
     model = PeftModel.from_pretrained(checkpoint.load_model(base, "float32", "cpu"), adapter).merge_and_unload()
     temporary = target.with_name("checkpoint.partial")
     model.save_pretrained(temporary)
@@ -73,8 +72,7 @@ def write(base: Path, adapter: Path, target: Path) -> None:
     for name in checkpoint.carried(base):
         (temporary / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(base / name, temporary / name)
-    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-    write_bytes(temporary / configuration.CONFIG, text.encode())
+    write_bytes(temporary / configuration.CONFIG, settings)
     follow_umask(temporary)
     temporary.rename(target)
 

@@ -7,79 +7,96 @@ in them. Any check that fails ends it with exit code 1, names the check and the 
 """
 
 import argparse
-import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import write_bytes, write_json
+from recipe.files import canonical, tree_digests, write_bytes
 from recipe.progress import Progress
-from recipe.run import repository
 from recipe.run.entrypoint import guarded
-from recipe.run.plan import ROOT, Plan, load_run
-from recipe.run.result import Done, Result, completed
+from recipe.run.plan import Plan, load_run
+from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.stages import EVIDENCE
-from recipe.verify import plots, replay, summary
+from recipe.verify import plots, summary
+from recipe.verify.derive import Derived, derive
+from recipe.verify.replay import same
 from recipe.verify.summary import Summary
+
+SUMMARY = "summary"  # folder of the report stage
 
 
 def report(stage: Stage) -> Done:
     """The report as the last stage of a run."""
-    found = write(stage.plan, stage.folder / "summary")
-    return Done({"qualified": found.qualified}, found.gates)
+    found = verified(stage.plan)
+    said = write(found, stage.folder / SUMMARY)
+    return done(found, said)
 
 
-def write(plan: Plan, output: Path) -> Summary:
-    """Verify the run and write its summary into the new folder ``output``. Returns the summary.
+def done(found: Derived, said: Summary) -> Done:
+    """What the stage's result says."""
+    return Done({"qualified": said.qualified}, found.all_gates)
+
+
+def verified(plan: Plan, replayed: bool = True) -> Derived:
+    """Everything that the numbers rest on, checked; with a progress bar over the replayed rollouts."""
+    with Progress("replay", None, "rollout") as progress:
+        return derive(plan, replayed, progress.update)
+
+
+def write(found: Derived, output: Path) -> Summary:
+    """Write the summary of a verified run into the new folder ``output``. Returns it.
 
     Raises:
-        Refused: a changed input, a missing stage, or an ``output`` that exists.
-        CheckFailed: evidence that does not hold.
+        Refused: an ``output`` that exists.
     """
-    if os.path.lexists(output):
+    if output.exists():
         raise Refused(f"the summary folder exists already: {output}; choose a new one")
-    results = {name: completed(plan, name) for name in EVIDENCE}
-    verify(plan, results)
-    found = summary.summarise(plan, results)
+    said = summary.summarise(found)
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    write_json(partial / summary.SUMMARY, asdict(found))
-    plots.training(replay.steps(plan), replay.validations(plan), partial / "training.png", plan.kind)
-    plots.paired(found.paired, partial / "paired.png", plan.kind)
-    write_bytes(partial / "summary.md", summary.markdown(found).encode())
+    for name, content in texts(said).items():
+        write_bytes(partial / name, content)
+    for name, draw in pictures(found, said).items():
+        draw(partial / name)
     partial.rename(output)
-    return found
+    return said
 
 
-def verify(plan: Plan, results: dict[str, Result]) -> None:
-    """Every check that the numbers rest on, with a progress bar over the replayed rollouts."""
-    from recipe.policy.checkpoint import load_tokenizer
-    from recipe.rollout import agent_chat
-
-    _committed(plan)
-    replay.ancestry(plan, results)
-    chat = agent_chat(load_tokenizer(plan.checkpoint), plan.family)
-    with Progress("replay", None, "rollout") as progress:
-        replay.evaluation(plan, "baseline", "test", chat, progress.update)
-        replay.training(plan, chat, progress.update)
-        replay.evaluation(plan, "candidate", "test", chat, progress.update)
-    replay.retained(plan, results["retention"])
+def texts(said: Summary) -> dict[str, bytes]:
+    """The summary's files that are the same on every machine."""
+    return {summary.SUMMARY: canonical(asdict(said)), "summary.md": summary.markdown(said).encode()}
 
 
-def _committed(plan: Plan) -> None:
-    """The consumed sources are those of the recorded commit; a practice plan may be ahead of it."""
-    state = plan.frozen.repository
-    if state.commit is None or state.uncommitted:
-        if plan.practice:
-            return
-        raise CheckFailed("sources: the plan was prepared from uncommitted sources")
-    where = Path(state.path) if Path(state.path).is_dir() else ROOT
-    for path in repository.differing(where, state.commit, plan.frozen.sources):
-        raise CheckFailed(f"sources: {path} in commit {state.commit[:12]} is not the one that this run consumed")
+def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]:
+    """The summary's plots, which another version of the library may draw in other bytes."""
+    steps = [step.metrics for step in found.training.steps]
+    return {
+        "training.png": lambda path: plots.training(steps, found.training.validations, path, said.kind),
+        "paired.png": lambda path: plots.paired(said.paired, path, said.kind),
+    }
+
+
+def check(found: Derived, folder: Path) -> Iterator[str]:
+    """Hold a written summary against the run, byte by byte. Yields what this machine could not compare.
+
+    Raises:
+        CheckFailed: names the file, and in the summary itself the value.
+    """
+    said = summary.summarise(found)
+    wanted = texts(said)
+    written = summary.load(folder)
+    same(f"{folder.name}/{summary.SUMMARY}", "value", asdict(written), asdict(said))
+    drawn = pictures(found, said)
+    if names := tree_digests(folder).keys() ^ {*wanted, *drawn}:
+        raise CheckFailed(f"{folder}: {sorted(names)[0]} is missing, or is no part of a summary")
+    for name, content in wanted.items():
+        if (folder / name).read_bytes() != content:
+            raise CheckFailed(f"{folder / name} is not what the run's evidence gives")
+    yield from plots.check(folder, drawn)
 
 
 def main() -> int:

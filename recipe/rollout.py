@@ -54,6 +54,8 @@ class Rollout:
             raise ValueError(f"{self.task.task_id}: a turn holds what is no token id")
         if self._chat.end_id in sampled[:-1]:
             raise ValueError(f"{self.task.task_id}: a turn goes on after its end token")
+        if sampled[-1] != self._chat.end_id and len(sampled) < self.budget:
+            raise ValueError(f"{self.task.task_id}: a turn stops before its end token, with budget left")
         turn = self._chat.parse(sampled)
         self.spans.append(list(sampled))
         self.turns.append(turn)

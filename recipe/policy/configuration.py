@@ -4,6 +4,7 @@ What the recipe cannot work with is refused here by key. transformers would comp
 loaded, ask on the terminal, or compute something else without a word.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,3 +204,9 @@ def merged(found: dict, where: Path) -> dict:
         if found.get("rope_scaling") is None:
             new["rope_scaling"] = None if rope["rope_type"] == "default" else _without_theta(rope)
     return new
+
+
+def merged_content(base: Path) -> bytes:
+    """``config.json`` of a base's merged checkpoint, byte by byte. Raises as :func:`load` does."""
+    settings = merged(document(base), base / CONFIG)
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

@@ -114,7 +114,7 @@ def found(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     chosen = files(folder)
     for path in chosen:
-        for name, tensor in (_header(path) if path.suffix == ".safetensors" else _pickled(path)).items():
+        for name, tensor in (header(path) if path.suffix == ".safetensors" else _pickled(path)).items():
             if name in tensors:
                 raise Refused(f"the tensor {name} is in two files, {tensors[name].file.name} and {path}; save the model again")
             tensors[name] = tensor
@@ -185,8 +185,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return True
 
 
-def _header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file: 8 bytes of length, that much JSON, then the numbers without a gap."""
+def header(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: 8 bytes of length, that much JSON, then the numbers without a gap.
+
+    Raises:
+        Refused: it is no such file, or not whole.
+    """
     size = path.stat().st_size
     with permitted(path), open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -14,7 +14,7 @@ from recipe.task.environment import Event
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
-STEPS, VALIDATION = "steps", "validation"  # folders of the training stage
+STEPS, VALIDATION, TRAINER = "steps", "validation", "trainer"  # folders of the training stage
 PROTOCOL = "protocol.json"  # what training ran under, read back from the live objects
 
 

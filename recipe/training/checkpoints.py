@@ -20,24 +20,18 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl
 
-from recipe.config import Grpo
 from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
 from recipe.records import Inside, Sha256, read
 from recipe.run import processes
-from recipe.run.evidence import STEPS, VALIDATION
+from recipe.run.evidence import STEPS, TRAINER, VALIDATION
 from recipe.run.stage import Stage
+from recipe.training import adapter
+from recipe.training.protocol import kept
 
-TRAINER = "trainer"  # folder of the trainer's own files
-ADAPTER, STATE = "adapter_model.safetensors", "trainer_state.json"
-KEPT = (ADAPTER, "optimizer.pt", "scheduler.pt", STATE)  # and the random state of every process; the rest is not read
+STATE = "trainer_state.json"
+KEPT = (adapter.WEIGHTS, "optimizer.pt", "scheduler.pt", STATE)  # and the random state of every process; the rest is not read
 UNREAD = ("log_history", "total_flos")  # of the state: times, and how often training was resumed
-
-
-def scheduled(grpo: Grpo) -> list[int]:
-    """The steps whose checkpoints stay; not the last one, whose adapter is the stage's own outcome."""
-    every = [number for number in (grpo.checkpoint_every, grpo.validation_every) if number]
-    return [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class Saver(TrainerCallback):
 
     def __init__(self, stage: Stage):
         self._stage = stage
-        self._scheduled = {*scheduled(stage.plan.config.grpo)}
+        self._scheduled = {*kept(stage.plan.config.grpo)}
         self.paused = False
 
     def on_step_end(self, args, state, control, **_):
@@ -129,9 +123,9 @@ def finish(stage: Stage) -> None:
 
 
 def _discard_unscheduled(stage: Stage, but: int | None = None) -> None:
-    kept = {*scheduled(stage.plan.config.grpo), but}
+    stay = {*kept(stage.plan.config.grpo), but}
     for folder in _folders(stage):
-        if _number(folder) not in kept:
+        if _number(folder) not in stay:
             _discard(folder)
 
 

@@ -95,6 +95,12 @@ def schedule(grpo: Grpo) -> list[float]:
     return [round(_factor(grpo, step), DIGITS) for step in range(grpo.steps)]
 
 
+def kept(grpo: Grpo) -> list[int]:
+    """The steps whose checkpoints stay; not the last one, whose adapter is the stage's own outcome."""
+    every = [number for number in (grpo.checkpoint_every, grpo.validation_every) if number]
+    return [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
+
+
 def _factor(grpo: Grpo, step: int) -> float:
     if step < grpo.warmup_steps:
         return step / grpo.warmup_steps

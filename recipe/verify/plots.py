@@ -1,7 +1,11 @@
 """The two pictures of a summary."""
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from recipe.errors import CheckFailed
+from recipe.records import short
 from recipe.verify.summary import Paired
 
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"  # Okabe and Ito: safe for colour-blind readers
@@ -67,5 +71,37 @@ def _figure(width: float, height: float):
 
 
 def _save(figure, path: Path) -> None:
-    """PNG without the writer's version, so that equal data give equal bytes."""
-    figure.savefig(path, dpi=120, metadata={"Software": None}, bbox_inches="tight")
+    """PNG, whose only fact beside the picture is the version that drew it."""
+    figure.savefig(path, dpi=120, metadata={"Software": _software()}, bbox_inches="tight")
+
+
+def _software() -> str:
+    import matplotlib
+
+    return f"matplotlib {matplotlib.__version__}"
+
+
+def check(folder: Path, drawn: Mapping[str, Callable[[Path], None]]) -> Iterator[str]:
+    """Draw pictures again and compare their bytes with those in ``folder``.
+
+    Yields a line for each that says it was drawn by another version, whose bytes may differ.
+
+    Raises:
+        CheckFailed: names the picture that the run's evidence does not give.
+    """
+    from PIL import Image  # matplotlib writes with it
+
+    with TemporaryDirectory() as place:
+        for name, draw in drawn.items():
+            again = Path(place, name)
+            draw(again)
+            if again.read_bytes() == (folder / name).read_bytes():
+                continue
+            try:
+                with Image.open(folder / name) as picture:
+                    by = str(picture.info.get("Software"))
+            except OSError:
+                by = _software()
+            if by == _software():
+                raise CheckFailed(f"{folder / name} is not the picture that the run's evidence gives")
+            yield f"{folder / name}: it was drawn by {short(by)}, this is {_software()}"

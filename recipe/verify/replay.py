@@ -2,22 +2,25 @@
 
 A rollout's record is a function of its task and sampled ids (:mod:`recipe.rollout`). The replay executes each tool
 call again in a fresh environment, renders and tokenises glue and observations again, judges again, and compares
-the whole record field by field. What it cannot prove without the model is that the policy sampled those ids.
+the whole record field by field. That the policy sampled those ids is proved apart (:mod:`recipe.verify.sampling`).
+
+Each function here returns the numbers that follow. Without a ``reader`` the records are taken at their word.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from recipe import retention
 from recipe.errors import CheckFailed
-from recipe.files import canonical, digest, tree_digests
+from recipe.files import canonical
 from recipe.mgsm import baseline
 from recipe.mgsm.baseline import Output
+from recipe.policy import checkpoint, configuration
 from recipe.policy.chat import Chat
-from recipe.records import read, read_lines
-from recipe.rollout import replay
-from recipe.run import result
+from recipe.records import read, read_lines, short
+from recipe.rollout import agent_chat, replay
 from recipe.run.evidence import (
     PROTOCOL,
     ROLLOUTS,
@@ -25,27 +28,40 @@ from recipe.run.evidence import (
     VALIDATION,
     Evaluated,
     RolloutRecord,
+    Step,
     Trained,
     aggregate,
     read_rollouts,
     read_step,
     step_metrics,
     step_name,
-    training_metrics,
     validation_name,
 )
 from recipe.run.plan import Plan
-from recipe.run.result import Result
-from recipe.task.family import Task
+from recipe.task.family import Family, Task
 from recipe.training import protocol
 
 TOLERANCE = 1e-5  # of advantages, which the trainer computes in float32
 
 
+@dataclass(frozen=True)
+class Reader:
+    """What token ids mean to the policy: its chat with tools, and how many ids its model knows."""
+
+    chat: Chat
+    vocabulary: int
+
+    @classmethod
+    def of(cls, folder: Path, family: Family) -> "Reader":
+        """That of the checkpoint in ``folder``."""
+        chat = agent_chat(checkpoint.load_tokenizer(folder), family)
+        return cls(chat, configuration.load(folder).vocab_size)
+
+
 def rollouts(
     records: Sequence[RolloutRecord],
     tasks: Mapping[str, Task],
-    chat: Chat,
+    reader: Reader | None,
     plan: Plan,
     where: str,
     told: Callable[[], object],
@@ -62,26 +78,42 @@ def rollouts(
         task = tasks.get(record.task_id)
         if task is None:
             raise CheckFailed(f"{name}: task_id {record.task_id!r} is not of this split")
+        if reader is None:
+            continue
+        if max(map(max, filter(None, record.spans)), default=0) >= reader.vocabulary:
+            raise CheckFailed(f"{name} ({task.task_id}): spans holds an id beyond the {reader.vocabulary} of the vocabulary")
         try:
-            derived = replay(task, record.spans, chat, plan.config.rules).record()
+            derived = replay(task, record.spans, reader.chat, plan.config.rules)
         except ValueError as error:
             raise CheckFailed(f"{name} ({task.task_id}): spans do not make a rollout ({error!r})") from None
+        if derived.open:
+            raise CheckFailed(f"{name} ({task.task_id}): spans stop where the policy was to go on")
         found = asdict(record)
-        for key, value in asdict(derived).items():  # as bytes, where 1, 1.0 and true differ
+        for key, value in asdict(derived.record()).items():  # as bytes, where 1, 1.0 and true differ
             if canonical(found[key]) != canonical(value):
                 raise CheckFailed(f"{name} ({task.task_id}): field {key} is not what its sampled tokens give")
         told()
 
 
-def evaluation(plan: Plan, stage: str, split: str, chat: Chat, told: Callable[[], object] = lambda: None) -> None:
+def evaluation(
+    plan: Plan, stage: str, split: str, reader: Reader | None, told: Callable[[], object] = lambda: None
+) -> list[Evaluated]:
     """Replay an agent evaluation and prove that it is complete: every task, every sample, in order."""
     records = read_rollouts(plan.run / stage / ROLLOUTS, f"the rollouts of stage {stage}")
     _complete(records, plan, split, f"{stage}/{ROLLOUTS}")
-    rollouts(records, _by_id(plan, split), chat, plan, f"{stage}/{ROLLOUTS}", told)
-    _same_metrics(stage, result.load(plan.run / stage).metrics, aggregate(records))
+    rollouts(records, _by_id(plan, split), reader, plan, f"{stage}/{ROLLOUTS}", told)
+    return records
 
 
-def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) -> None:
+@dataclass(frozen=True)
+class Training:
+    """What training left: its steps in order, and the aggregates on the development split by step."""
+
+    steps: list[Step]
+    validations: dict[int, dict]
+
+
+def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lambda: None) -> Training:
     """Replay all training: tasks in the frozen order, groups, advantages, metrics, and the validations."""
     config = plan.config.grpo
     folder = plan.run / "grpo"
@@ -91,7 +123,7 @@ def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) 
     if names != [step_name(step) for step in range(1, config.steps + 1)]:
         raise CheckFailed(f"grpo/steps: {len(names)} files do not make the {config.steps} frozen steps")
     rates = [config.learning_rate * factor for factor in protocol.schedule(config)]
-    tasks, steps = _by_id(plan, "train"), []
+    tasks, steps, seen = _by_id(plan, "train"), [], _seen(plan)
     for number, name in enumerate(names):
         where = f"grpo/steps/{name}"
         step = read_step(folder / STEPS / name)
@@ -102,14 +134,38 @@ def training(plan: Plan, chat: Chat, told: Callable[[], object] = lambda: None) 
         due = planned[number * config.batch_size : (number + 1) * config.batch_size]
         if [record.task_id for record in records] != due:
             raise CheckFailed(f"{where}: field task_id is not in the frozen order of tasks")
-        rollouts(records, tasks, chat, plan, where, told)
+        rollouts(records, tasks, reader, plan, where, told)
         advantages(records, config, where)
-        _same_metrics(where, step.metrics, step_metrics(records, config.num_generations))
-        rate = step.metrics.get("learning_rate", math.nan)
+        observed(where, step.metrics, seen)
+        derived = step_metrics(records, config.num_generations)
+        same(where, "metric", step.metrics, {key: step.metrics[key] for key in seen} | derived)
+        rate = step.metrics["learning_rate"]
         if not abs(rate - rates[number]) <= TOLERANCE * config.learning_rate:
             raise CheckFailed(f"{where}: metric learning_rate is {rate!r}, the schedule gives {rates[number]!r}")
-    _same_metrics("grpo", result.load(folder).metrics, training_metrics(steps))
-    _validations(plan, chat, told)
+    return Training(steps, _validations(plan, reader, told))
+
+
+def _seen(plan: Plan) -> dict[str, tuple[float, float]]:
+    """The metrics of a step that its machine alone could see, with the least and the most that each can be."""
+    positive = (0.0, math.inf)
+    seen = {"loss": (-math.inf, math.inf), "grad_norm": positive, "learning_rate": positive, "entropy": positive}
+    if plan.config.grpo.kl:
+        seen["kl"] = (-1e-5, math.inf)  # an estimate that is never negative, but for its rounding
+    if plan.config.agent.decoder == "engine":
+        seen |= {"logprob_gap_mean": positive, "logprob_gap_max": positive}
+    return seen
+
+
+def observed(where: str, metrics: Mapping, seen: Mapping[str, tuple[float, float]]) -> None:
+    """That numbers which follow from no evidence are there and possible.
+
+    Raises:
+        CheckFailed: names the number.
+    """
+    for key, (least, most) in seen.items():
+        value = metrics.get(key)
+        if type(value) is not float or not least <= value <= most:
+            raise CheckFailed(f"{where}: metric {key} is {short(value)}, which it cannot be")
 
 
 def _ran_as_planned(plan: Plan) -> None:
@@ -119,17 +175,20 @@ def _ran_as_planned(plan: Plan) -> None:
     protocol.check(where, protocol.planned(plan.config), recorded)
 
 
-def _validations(plan: Plan, chat: Chat, told: Callable[[], object]) -> None:
-    every = plan.config.grpo.validation_every
-    due = [validation_name(step) for step in range(every, plan.config.grpo.steps + 1, every)] if every else []
+def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) -> dict[int, dict]:
+    every, aggregates = plan.config.grpo.validation_every, {}
+    steps = range(every, plan.config.grpo.steps + 1, every) if every else ()
+    due = [validation_name(step) for step in steps]
     found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
     if found != due:
         raise CheckFailed(f"grpo/validation: found {found}, the plan wants {due}")
-    for name in due:
+    for step, name in zip(steps, due):
         where = f"grpo/validation/{name}"
         records = read_rollouts(plan.run / "grpo" / VALIDATION / name, "a validation")
         _complete(records, plan, "development", where)
-        rollouts(records, _by_id(plan, "development"), chat, plan, where, told)
+        rollouts(records, _by_id(plan, "development"), reader, plan, where, told)
+        aggregates[step] = aggregate(records)
+    return aggregates
 
 
 def advantages(records: Sequence[Trained], config, where: str) -> None:
@@ -152,37 +211,13 @@ def _std(values: list[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def ancestry(plan: Plan, results: dict[str, Result]) -> None:
-    """The chain from the starting checkpoint over the adapter to the evaluated candidate."""
-    start = plan.frozen.checkpoint.digest
-    grpo, merge = results["grpo"], results["merge"]
-    merged = digest(tree_digests(plan.run / "merge" / "checkpoint"))
-    adapter = digest(tree_digests(plan.run / "grpo" / "adapter"))
-    links = {
-        "baseline evaluated the starting checkpoint": (results["baseline"].ancestor("checkpoint"), start),
-        "GRPO began from the starting checkpoint": (grpo.ancestor("checkpoint"), start),
-        "the adapter on disk is the trained one": (adapter, grpo.ancestor("adapter")),
-        "the merge took the starting checkpoint": (merge.ancestor("checkpoint"), start),
-        "the merge took the trained adapter": (merge.ancestor("adapter"), grpo.ancestor("adapter")),
-        "the merged checkpoint on disk is the written one": (merged, merge.ancestor("merged_checkpoint")),
-        "candidate evaluated the merged checkpoint": (results["candidate"].ancestor("checkpoint"), merged),
-        "retention measured the merged checkpoint": (results["retention"].ancestor("checkpoint"), merged),
-        "retention compares with the starting checkpoint": (results["retention"].ancestor("before"), start),
-    }
-    for link, (found, wanted) in links.items():
-        if found != wanted:
-            raise CheckFailed(f"ancestry: {link} does not hold ({found[:12]}…, not {wanted[:12]}…)")
-
-
-def retained(plan: Plan, recorded: Result) -> dict:
-    """Read the candidate's retention outputs again and compare with the retention baseline. Returns the comparison."""
-    run = baseline.load(plan.retention_baseline)
+def retained(plan: Plan) -> dict:
+    """Read the candidate's retention outputs again and compare them with the retention baseline's."""
+    run = plan.recorded
     path = plan.run / "retention" / baseline.OUTPUTS
     outputs = read_lines(Output, path, "the candidate's retention outputs")
     baseline.check_outputs(outputs, run.items, run.protocol, plan.run / "merge" / "checkpoint", str(path))
-    found = retention.compare(run.outputs, outputs, plan.config.retention.margin)
-    _same_metrics("retention", recorded.metrics, found)
-    return found
+    return retention.compare(run.outputs, outputs, plan.config.retention.margin)
 
 
 def _by_id(plan: Plan, split: str) -> dict[str, Task]:
@@ -200,18 +235,14 @@ def _complete(records: Sequence[Evaluated], plan: Plan, split: str, where: str) 
                 raise CheckFailed(f"{where} record {number}: field {field} is not the frozen item's, {wanted!r}")
 
 
-def _same_metrics(where: str, recorded: dict, derived: dict) -> None:
-    for key, value in derived.items():
-        if key not in recorded or canonical(recorded[key]) != canonical(value):
-            raise CheckFailed(f"{where}: metric {key} is {recorded.get(key)!r}, its records give {value!r}")
+def same(where: str, what: str, recorded: Mapping, derived: Mapping) -> None:
+    """Compare as bytes, where 1, 1.0 and true differ.
 
-
-def steps(plan: Plan) -> list[dict]:
-    """Metrics of every training step, in order."""
-    return [read_step(path).metrics for path in sorted((plan.run / "grpo" / STEPS).glob("step-*.json"))]
-
-
-def validations(plan: Plan) -> dict[int, dict]:
-    """Aggregates on the development split by training step."""
-    paths = sorted((plan.run / "grpo" / VALIDATION).glob("step-*.jsonl"))
-    return {int(path.stem[5:]): aggregate(read_rollouts(path, "a validation")) for path in paths}
+    Raises:
+        CheckFailed: names the first value that is not the derived one, or is not to be there.
+    """
+    for key in [*derived, *sorted(recorded.keys() - derived.keys())]:
+        if key not in recorded or key not in derived:
+            raise CheckFailed(f"{where}: {what} {short(key)} is {'missing' if key in derived else 'unknown'}")
+        if canonical(recorded[key]) != canonical(derived[key]):
+            raise CheckFailed(f"{where}: {what} {key} is {short(recorded[key])}, its records give {short(derived[key])}")

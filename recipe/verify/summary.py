@@ -1,15 +1,14 @@
 """What verified evidence says: the aggregates of a run, for programs and for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.records import read
-from recipe.run.evidence import ROLLOUTS, read_rollouts
-from recipe.run.plan import Plan
-from recipe.run.result import Result
+from recipe.run.evidence import Evaluated
 from recipe.stages import EVIDENCE
 from recipe.task import family
+from recipe.verify.derive import Derived
 
 SUMMARY = "summary.json"
 LAYOUT = 1
@@ -91,17 +90,10 @@ def load(folder: Path) -> Summary:
     return read(Summary, folder / SUMMARY, "the summary", (LAYOUT, "report the run again"))
 
 
-def all_gates(results: Mapping[str, Result]) -> dict[str, bool]:
-    """The gates of every stage, by the stage's name and their own."""
-    return {f"{name}: {gate}": passed for name in EVIDENCE for gate, passed in results[name].gates.items()}
-
-
-def summarise(plan: Plan, results: Mapping[str, Result]) -> Summary:
-    """The aggregates, from results whose evidence was verified."""
-    for name in ("mean_kl", "bf16_update_error"):  # the only numbers shown here that no replay derives again
-        results["merge"].fact("metrics", name, float)
-    gates = all_gates(results)
-    reasons = [f"gate {gate} did not pass" for gate, passed in gates.items() if not passed]
+def summarise(found: Derived) -> Summary:
+    """The aggregates of a run."""
+    plan, results, metrics = found.plan, found.results, found.metrics
+    reasons = [f"gate {gate} did not pass" for gate, passed in found.all_gates.items() if not passed]
     if plan.practice:
         reasons.insert(0, "practice checkpoint: it shows that the machinery works, nothing about Qwen3")
     elif plan.frozen.deviations:
@@ -114,25 +106,25 @@ def summarise(plan: Plan, results: Mapping[str, Result]) -> Summary:
         qualified=not reasons,
         not_qualified_because=reasons,
         deviations=plan.frozen.deviations,
-        baseline=_measured(results["baseline"]),
-        candidate=_measured(results["candidate"]),
-        paired=paired(*(_successes(plan, name) for name in ("baseline", "candidate"))),
-        training=results["grpo"].metrics,
-        merge=results["merge"].metrics,
-        retention=results["retention"].metrics,
+        baseline=_measured(found, "baseline"),
+        candidate=_measured(found, "candidate"),
+        paired=paired(_successes(found.baseline), _successes(found.candidate)),
+        training=metrics["grpo"],
+        merge=metrics["merge"],
+        retention=metrics["retention"],
         precision=Precision(
             training=plan.config.precision,
             evaluation=plan.config.evaluation.precision,
-            retention_baseline=plan.recorded.precision,
+            retention_baseline=plan.config.evaluation.precision,  # prepare refuses another
         ),
-        gates=gates,
+        gates=found.all_gates,
         limits=list(LIMITS),
         provenance=Provenance(
             commit=plan.frozen.repository.commit,
             uncommitted=plan.frozen.repository.uncommitted,
             starting_checkpoint=plan.frozen.checkpoint.digest,
-            adapter=results["grpo"].ancestor("adapter"),
-            merged_checkpoint=results["merge"].ancestor("merged_checkpoint"),
+            adapter=results["grpo"].folder("adapter"),
+            merged_checkpoint=results["merge"].folder("checkpoint"),
             versions=plan.frozen.versions,
             machines={name: results[name].machine for name in EVIDENCE},
             seconds={name: results[name].fact("seconds", "total", float) for name in EVIDENCE},
@@ -140,16 +132,16 @@ def summarise(plan: Plan, results: Mapping[str, Result]) -> Summary:
     )
 
 
-def _measured(result: Result) -> Metrics:
-    return {**result.metrics, "generation_seconds": result.fact("seconds", "generation", float)}
+def _measured(found: Derived, stage: str) -> Metrics:
+    return {**found.metrics[stage], "generation_seconds": found.results[stage].fact("seconds", "generation", float)}
 
 
-def _successes(plan: Plan, name: str) -> dict[str, float]:
+def _successes(records: Sequence[Evaluated]) -> dict[str, float]:
     """Share of strict successes over each task's samples."""
-    found: dict[str, list[bool]] = {}
-    for record in read_rollouts(plan.run / name / ROLLOUTS, f"the rollouts of stage {name}"):
-        found.setdefault(record.task_id, []).append(record.outcome["strict_success"])
-    return {task: sum(values) / len(values) for task, values in found.items()}
+    by_task: dict[str, list[bool]] = {}
+    for record in records:
+        by_task.setdefault(record.task_id, []).append(record.outcome["strict_success"])
+    return {task: sum(values) / len(values) for task, values in by_task.items()}
 
 
 def paired(before: dict[str, float], after: dict[str, float]) -> Paired:

@@ -20,6 +20,8 @@ from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
 from recipe.stages import STAGES
+from recipe.verify.derive import derive
+from recipe.verify.summary import summarise
 from tools import site
 from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
@@ -154,15 +156,15 @@ class Chain:
 
     def _register(self, model: str) -> Registered:
         """A version for what the merge stage stored."""
-        results = {name: completed(self._plan, name) for name in ("grpo", "merge", "report")}
+        found = derive(self._plan)
         holds = "merge/checkpoint"
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
-            "qualified": results["report"].fact("metrics", "qualified", bool),
+            "qualified": summarise(found).qualified,
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
-            "adapter": results["grpo"].ancestor("adapter"),
-            "merged_checkpoint": results["merge"].ancestor("merged_checkpoint"),
+            "adapter": found.results["grpo"].folder("adapter"),
+            "merged_checkpoint": found.results["merge"].folder("checkpoint"),
             "folder": str(self._plan.run / holds),
             "holds": holds,
         }

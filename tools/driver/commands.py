@@ -249,7 +249,7 @@ def main() -> int:
         if name == "fetch":
             command.add_argument("--to", type=Path, required=True, help="new folder")
         if name == "verify":
-            command.add_argument("--replay", action="store_true", help="derive every recorded rollout again as well")
+            command.add_argument("--quick", action="store_true", help="take rollouts and weights at their word")
     given = parser.parse_args()
     if given.command == "run":
         new = (given.model, given.retention_baseline, given.output)
@@ -266,7 +266,7 @@ def main() -> int:
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),
-        "verify": lambda: verify(given.run, given.replay),
+        "verify": lambda: verify(given.run, not given.quick),
     }
     return guarded(work[given.command])
 

@@ -24,14 +24,15 @@ from recipe.records import read, short
 from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan, load_run, package_sources
-from recipe.run.result import STAMP, Result, completed
-from recipe.stages import EVIDENCE, STAGES
-from recipe.verify import replay, summary
-from recipe.verify.summary import Summary
+from recipe.run.result import STAMP, Done, Result, completed, consumed
+from recipe.stages import STAGES
+from recipe.verify import summary
+from recipe.verify.derive import Derived, derive
+from recipe.verify.replay import same
 from tools.driver.records import Experiment, Registered, State, load_state
 from tools.driver.remote import Master
 
-NAME = "manifest.json"
+NAME, REPORT = "manifest.json", "report"
 LAYOUT = 2
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD = "urn:german-tool-rl:chain:1"
@@ -119,24 +120,24 @@ class Statement:
 
 
 def write(plan: Plan, stages: Sequence[str]) -> Path:
-    """Check the whole run and write its manifest.
+    """Check the whole run and write its manifest; its rollouts were replayed by the report stage.
 
     Raises:
         Refused, CheckFailed: the first thing that does not hold; nothing is written.
     """
     path = plan.run / NAME
-    write_json(path, asdict(made(plan, stages)))
+    found = derive(plan, replayed=False)
+    write_json(path, asdict(made(found, stages)))
     return path
 
 
-def made(plan: Plan, stages: Sequence[str]) -> Statement:
-    """The manifest of what lies in the run folder, every link of it checked."""
-    state = load_state(plan.run)
+def made(found: Derived, stages: Sequence[str]) -> Statement:
+    """The manifest of a run, every link of it checked."""
+    plan, state = found.plan, load_state(found.plan.run)
     if state is not None and state.plan_id != plan.id:
         raise CheckFailed(f"driver.json is of plan {state.plan_id[:12]}…, the run of {plan.id[:12]}…")
-    results = {name: completed(plan, name) for name in stages}
-    replay.ancestry(plan, results)
-    said = _summary(plan, results)
+    said = summary.summarise(found)
+    results = {**found.results, REPORT: _reported(plan, report.done(found, said))}
     known = _frozen(plan)
     records = [_stage(plan, name, results[name], known, state) for name in stages]
     _in_order(records)
@@ -257,19 +258,15 @@ def _in_order(records: list[StageRecord]) -> None:
                 raise CheckFailed(f"order: stage {record.name} started {record.startedOn}, before {source} had ended")
 
 
-def _summary(plan: Plan, results: dict[str, Result]) -> Summary:
-    """The summary, held against the results that it speaks of."""
-    found = summary.load(plan.run / "report" / "summary")
-    wanted = {
-        "plan_id": plan.id,
-        "kind": plan.kind,
-        "gates": summary.all_gates(results),
-        "qualified": not found.not_qualified_because,
-    }
-    for key, value in wanted.items():
-        if getattr(found, key) != value:
-            raise CheckFailed(f"summary: {key} is {getattr(found, key)!r}, the results say {value!r}")
-    return found
+def _reported(plan: Plan, wanted: Done) -> Result:
+    """The report stage's result, held against what it must say."""
+    result = completed(plan, REPORT)
+    where = f"stage {REPORT}"
+    same(where, "kind", {"kind": result.kind}, {"kind": plan.kind})
+    same(where, "input", result.inputs, consumed(plan, REPORT))
+    same(where, "metric", result.metrics, wanted.metrics)
+    same(where, "gate", result.gates, wanted.gates)
+    return result
 
 
 # ---- proving it again
@@ -285,7 +282,7 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
 
     Args:
         ask: logs in to the master at a recorded address, or raises :class:`Refused`.
-        replayed: whether every recorded rollout is derived again as well.
+        replayed: whether every recorded rollout is derived again and the weights are opened.
 
     Raises:
         Refused, CheckFailed: names what does not hold.
@@ -295,14 +292,17 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
         raise Refused(f"{run / NAME} has layout {recorded.predicate.recipe_layout}, this package reads {LAYOUT}")
     plan = load_run(run, check_inputs=False)
     yield from _inputs(plan)
-    for line in differences(asdict(recorded), asdict(made(plan, stages)), NAME):
+    if replayed and package_sources() != plan.frozen.sources:
+        commit = plan.frozen.repository.commit or "none"
+        raise Refused(f"these are not the sources of the run; check out its commit {commit[:12]}, or give --quick")
+    found = report.verified(plan, replayed)
+    for line in differences(asdict(recorded), asdict(made(found, stages)), NAME):
         raise CheckFailed(line)
+    compared = report.check(found, run / REPORT / report.SUMMARY)
+    yield from (f"{UNCHECKED}{line}" for line in (*found.unchecked, *compared))
+    if not replayed:
+        yield f"{UNCHECKED}rollouts and weights, which were taken at their word (--quick)"
     yield from _on_cluster(recorded, load_state(run), ask)
-    if replayed:
-        if package_sources() != plan.frozen.sources:
-            commit = plan.frozen.repository.commit or "none"
-            raise Refused(f"replay: these are not the sources of the run; check out its commit {commit[:12]}")
-        report.verify(plan, {name: completed(plan, name) for name in EVIDENCE})
 
 
 def _inputs(plan: Plan) -> Iterator[str]:
