@@ -12,6 +12,7 @@ from recipe.training.protocol import ADAPTED
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT = "0.21.2"  # another version has other keys
+_NAMED = 20  # so many target modules PEFT names by what their names end with; fewer are named in full
 
 
 def adapted(name: str) -> bool:
@@ -36,8 +37,9 @@ def wanted(model: Qwen3, rank: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def settings(grpo: Grpo, base: str) -> dict:
+def settings(model: Qwen3, grpo: Grpo, base: str) -> dict:
     """``adapter_config.json`` as PEFT writes it for :func:`recipe.grpo.lora`; ``base`` is the path trained from."""
+    modules = [name.removesuffix(".weight") for name in weights.wanted(model) if adapted(name)]
     absent = (
         "alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules",
         "kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config",
@@ -60,7 +62,7 @@ def settings(grpo: Grpo, base: str) -> dict:
         "peft_type": "LORA",
         "peft_version": PEFT,
         "r": grpo.lora_rank,
-        "target_modules": sorted(ADAPTED),
+        "target_modules": sorted(modules if len(modules) < _NAMED else ADAPTED),
         "task_type": "CAUSAL_LM",
     }
 

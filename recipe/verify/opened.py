@@ -70,10 +70,10 @@ def check_adapter(folder: Path, base: Path, grpo: Grpo) -> None:
         CheckFailed: names the file, and the tensor or setting that is not as it must be.
     """
     _check_names(folder, {adapter.WEIGHTS, adapter.CONFIG})
-    _check_settings(folder / adapter.CONFIG, adapter.settings(grpo, str(base)))
+    model = configuration.load(base)
+    _check_settings(folder / adapter.CONFIG, adapter.settings(model, grpo, str(base)))
     path = folder / adapter.WEIGHTS
-    shapes = adapter.wanted(configuration.load(base), grpo.lora_rank)
-    _check_tensors(path, weights.header(path), shapes)
+    _check_tensors(path, weights.header(path), adapter.wanted(model, grpo.lora_rank))
     _check_metadata(path)
     for name, tensor in _load(path).items():
         if not tensor.isfinite().all():
@@ -110,9 +110,7 @@ def check_merged(base: Path, folder: Path, merged: Path, grpo: Grpo) -> None:
     model = configuration.load(base)
     weights.check(base, model)
     source, target = weights.found(base), weights.found(merged)
-    for path in weights.files(merged):
-        if path.suffix != ".safetensors":
-            raise CheckFailed(f"{path} is no safetensors file, as merging writes them")
+    for path in _files(merged):
         _check_metadata(path)
     _check_tensors(merged, target, weights.wanted(model))
     before, after, lora = _rows(source), _rows(target), _load(folder / adapter.WEIGHTS)
@@ -162,17 +160,27 @@ def check_files(base: Path, merged: Path) -> None:
     Raises:
         CheckFailed: names the file.
     """
-    carried, chosen = checkpoint.carried(base), weights.files(merged)
+    carried, chosen = checkpoint.carried(base), _files(merged)
     index = merged / f"{SAFETENSORS}{INDEX}"
+    sharded = chosen != [merged / SAFETENSORS]
     names = {*carried, configuration.CONFIG, *(path.name for path in chosen)}
-    _check_names(merged, names | ({index.name} if chosen != [merged / SAFETENSORS] else set()))
+    _check_names(merged, names | ({index.name} if sharded else set()))
     for name in carried:
         if file_digest(merged / name) != file_digest(base / name):
             raise CheckFailed(f"{merged / name} is not the starting checkpoint's {name}")
     if content(merged / configuration.CONFIG, "the merged configuration") != configuration.merged_content(base):
         raise CheckFailed(f"{merged / configuration.CONFIG} is not what merging writes for {base}")
-    if index.name in names or index.is_file():
+    if sharded:
         _check_index(index, weights.found(merged))
+
+
+def _files(merged: Path) -> list[Path]:
+    """The weight files of a merged checkpoint."""
+    chosen = weights.files(merged)
+    for path in chosen:
+        if path.suffix != ".safetensors":
+            raise CheckFailed(f"{path} is no safetensors file, as merging writes them")
+    return chosen
 
 
 def _check_index(path: Path, tensors: dict[str, Tensor]) -> None:
