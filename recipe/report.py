@@ -46,6 +46,11 @@ def verified(plan: Plan, replayed: bool = True) -> Derived:
         return derive(plan, replayed, progress.update)
 
 
+def summarised(plan: Plan) -> Summary:
+    """The summary of a run whose evidence holds, whatever its files say."""
+    return summary.summarise(verified(plan))
+
+
 def write(found: Derived, output: Path) -> Summary:
     """Write the summary of a verified run into the new folder ``output``. Returns it.
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 from recipe.files import write_json
 from recipe.run.evidence import CLAIM, RESULT
@@ -40,7 +41,7 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "kind": "practice",
             "gates": {"good": True},
             "metrics": {"qualified": False},
-            "ancestry": {"adapter": "a" * 64, "merged_checkpoint": "b" * 64},
+            "inputs": {},
             "seconds": {"total": 1.0},
             "started": "2026-01-01T00:00:00Z",
             "machine": {"gpu": None},
@@ -181,10 +182,15 @@ def fake_plan(run: Path) -> Plan:
     return Plan(frozen, {}, run)
 
 
+def summarised(plan) -> SimpleNamespace:
+    """What is derived of a run that is none."""
+    return SimpleNamespace(qualified=False, provenance=SimpleNamespace(adapter="a" * 64, merged_checkpoint="b" * 64))
+
+
 def driven(plan: Plan, world: World, said=None, again=False, stages=NAMES, register=None, **fake) -> chain.Chain:
     say = said.append if said is not None else (lambda line: None)
     master = Fake(world, **fake)
-    return chain.Chain(plan, stages, master, again, register, say, lambda line: None, world.sleep, lambda: world.time)
+    return chain.Chain(plan, stages, master, again, register, say, lambda line: None, world.sleep, lambda: world.time, summarised)
 
 
 def submissions(world: World) -> list[str]:

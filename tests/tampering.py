@@ -8,8 +8,9 @@ from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN
 from recipe.records import read_json, read_lines
 from recipe.run.evidence import RESULT
-from recipe.run.plan import PLAN
-from recipe.run.result import outputs
+from recipe.run.plan import PLAN, load
+from recipe.run.result import consumed, outputs
+from recipe.stages import NAMES
 
 REMOVED = object()
 
@@ -44,11 +45,11 @@ def another(value: Any) -> Any:
 def edit(path: Path, place: str, value: Any) -> None:
     """Set, or by :data:`REMOVED` remove, one value of a JSON file; a function makes it of the old one.
 
-    ``place`` is like ``stages/2/gates``. In a file of lines it begins with the line's number from 0.
+    ``place`` is like ``stages/2/gates``; ``~1`` stands for a slash in a key (RFC 6901). In a file of lines it begins with the line's number from 0.
     """
     lines = path.suffix == ".jsonl"
     document = read_lines(Any, path, "it") if lines else read_json(path, "it")
-    *keys, last = (int(key) if key.isdigit() else key for key in place.split("/"))
+    *keys, last = (int(key) if key.isdigit() else key.replace("~1", "/") for key in place.split("/"))
     owner = document
     for key in keys:
         owner = owner[key]
@@ -60,8 +61,12 @@ def edit(path: Path, place: str, value: Any) -> None:
 
 
 def reseal(stage: Path) -> None:
-    """Make a stage's result vouch for its altered files."""
+    """Make a stage's result vouch for its altered files, and every later result for having worked on them."""
     edit(stage / RESULT, "outputs", outputs(stage))
+    plan = load(stage.parent / PLAN, check_inputs=False)
+    for name in NAMES:
+        if (stage.parent / name / RESULT).exists():
+            edit(stage.parent / name / RESULT, "inputs", consumed(plan, name))
 
 
 def reforge(run: Path, **changes) -> None:

@@ -16,6 +16,7 @@ from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
+from recipe.run.evidence import TRAINER
 from recipe.run.stage import Stage
 from recipe.training import checkpoints as resume
 from runs import ROOT, SMALL_STEPS, prepared, stage_process
@@ -61,14 +62,14 @@ def test_two_runs_of_a_plan_are_byte_identical(run, practice, tmp_path):
 def test_asking_for_a_checkpoint_deletes_nothing_and_cutting_back_what_is_later(tmp_path):
     stage = SimpleNamespace(folder=tmp_path)
     for step in (2, 4):
-        saved = tmp_path / resume.TRAINER / f"checkpoint-{step}"
+        saved = tmp_path / TRAINER / f"checkpoint-{step}"
         write_json(saved / "rng_state.pth", step)
         write_json(saved.with_suffix(".json"), {"step": step, "files": tree_digests(saved)})
-    write_json(tmp_path / resume.TRAINER / "checkpoint-6" / "rng_state.pth", "torn: it has no seal")
+    write_json(tmp_path / TRAINER / "checkpoint-6" / "rng_state.pth", "torn: it has no seal")
     for step in range(1, 6):
         write_json(tmp_path / "steps" / f"step-{step:04d}.json", {})
     before = tree_digests(tmp_path)
-    assert resume.latest(stage) == (tmp_path / resume.TRAINER / "checkpoint-4", 4)
+    assert resume.latest(stage) == (tmp_path / TRAINER / "checkpoint-4", 4)
     assert tree_digests(tmp_path) == before
     resume.cut_back(stage, 4)
     assert set(tree_digests(tmp_path)) == {
@@ -91,8 +92,8 @@ def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):
         segments += 1
     assert segments == SMALL_STEPS
     assert evidence(paused.run / "grpo") == evidence(run / "grpo")
-    assert any((run / "grpo" / resume.TRAINER).glob("checkpoint-4/optimizer.pt"))
-    assert done.ancestry == json.loads((run / "grpo" / "result.json").read_text())["ancestry"]
+    assert any((run / "grpo" / TRAINER).glob("checkpoint-4/optimizer.pt"))
+    assert done.metrics == json.loads((run / "grpo" / "result.json").read_text())["metrics"]
 
 
 def test_a_killed_process_goes_on_with_the_same_bytes(run, practice, tmp_path):
@@ -105,7 +106,7 @@ def test_a_killed_process_goes_on_with_the_same_bytes(run, practice, tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert (killed / "grpo" / resume.TRAINER / "checkpoint-4.json").is_file()
+    assert (killed / "grpo" / TRAINER / "checkpoint-4.json").is_file()
     assert stage_process("grpo", killed).returncode == 0
     assert evidence(killed / "grpo") == evidence(run / "grpo")
 
@@ -120,14 +121,14 @@ def test_sigterm_pauses_and_the_driver_resumes(practice, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert "paused" in process.communicate()[1] and process.returncode == 0
     assert not (folder / "grpo" / "result.json").exists()
-    assert any((folder / "grpo" / resume.TRAINER).glob("checkpoint-*.json"))
+    assert any((folder / "grpo" / TRAINER).glob("checkpoint-*.json"))
 
 
 def test_a_checkpoint_whose_bytes_changed_is_not_resumed(practice, tmp_path):
     folder = plans.load(prepared(practice, tmp_path / "bent") / "plan.json")
     (folder.run / "grpo").mkdir()
     assert grpo.train(Stage("grpo", folder, Runtime({}, lambda *_: None, lambda: True, lambda *_: None))) is None
-    weights = next((folder.run / "grpo" / resume.TRAINER).glob("checkpoint-*/adapter_model.safetensors"))
+    weights = next((folder.run / "grpo" / TRAINER).glob("checkpoint-*/adapter_model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)

@@ -265,7 +265,7 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
     while {checkpoint.uuid for checkpoint in remote.connect().record(number).checkpoints} != kept:
         assert time.time() < deadline, "what the policy does not keep was not collected"
         time.sleep(1.0)
-    *collected, holds = told("verify", "--run", run, "--replay").partition("replay:")[0].splitlines()
+    *collected, holds = told("verify", "--run", run).partition("replay:")[0].splitlines()
     assert holds == f"{run / 'manifest.json'} holds"
     assert bool(collected) == (kept != {checkpoint.uuid for checkpoint in recorded.checkpoints})
     assert all(line.startswith(f"collected since by the cluster's policy: experiment {number},") for line in collected)

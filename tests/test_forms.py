@@ -82,7 +82,7 @@ def test_nor_do_its_sources(run, part, path, sha):
 @pytest.mark.parametrize("text", NO_DIGESTS)
 def test_ids_are_digests(run, text):
     result = run / "grpo" / RESULT
-    for path, place in ((run / PLAN, "plan_id"), (result, "plan_id"), (result, "ancestry/adapter")):
+    for path, place in ((run / PLAN, "plan_id"), (result, "plan_id"), (result, "inputs/checkpoint")):
         before = path.read_bytes()
         edit(path, place, text)
         with refused(f"^{path}: {place.replace('/', '.')} must be a SHA-256"):

@@ -96,6 +96,9 @@ def copied(whole, tmp_path) -> Path:
     return shutil.copytree(whole, tmp_path / "copy")
 
 
+QUICK = "not checked: rollouts and weights, which were taken at their word (--quick)"
+
+
 def verified(folder: Path, master=None, replayed: bool = False) -> list[str]:
     state = load_state(folder)
     return list(manifest.verify(folder, NAMES, lambda address: master or Ended(state), replayed))
@@ -110,13 +113,13 @@ def unreachable(address: str):
 
 def test_a_local_run_has_a_manifest_that_holds(run):
     lines = list(manifest.verify(run, NAMES, unreachable, False))
-    assert lines == [
+    assert lines == [QUICK] + [
         f"not checked: stage {name} on a cluster: it was not run by an experiment of the driver" for name in NAMES
     ]
 
 
 def test_a_run_of_the_cluster_holds_and_its_replay_too(whole):
-    assert verified(whole) == [] and verified(whole, replayed=True) == []
+    assert verified(whole) == [QUICK] and verified(whole, replayed=True) == []
 
 
 def test_it_is_a_function_of_the_run_folder(whole, copied):
@@ -131,13 +134,17 @@ def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
     monkeypatch.setattr("recipe.run.plan.Plan.retention_baseline", Path("/nowhere/run"))
     lines = list(manifest.verify(copied, NAMES, unreachable, False))
     assert [line.removeprefix(manifest.UNCHECKED).split(":")[0] for line in lines] == [
-        "the starting checkpoint", "the retention baseline", "the cluster's side of 7 experiments",
+        "the starting checkpoint, and the weights against it",
+        "the retention baseline, and the candidate's outputs against it",
+        "rollouts and weights, which were taken at their word (--quick)",
+        "the cluster's side of 7 experiments",
     ]  # fmt: skip
 
 
 def test_another_cluster_is_not_compared_with(whole):
     other = Cluster("d", "http://other", "0.38.1", "0.38.1")
     assert verified(whole, Ended(load_state(whole), other)) == [
+        QUICK,
         "not checked: the cluster's side of 7 experiments: http://other is another cluster"
     ]
 
@@ -221,13 +228,13 @@ GRPO, MERGE = "predicate/recipe_stages/2", "predicate/recipe_stages/3"
 ATTEMPT = "attempts/grpo/0"
 EARLY = "2020-01-01T00:00:00Z"
 VALUES = [
-    ("merge/result.json", "gates/same_policy", False, "summary: gates"),
-    ("merge/result.json", "metrics/mean_kl", 0.5, r"\[merge\]\.metrics\.mean_kl|merge/result"),
-    ("merge/result.json", "machine/gpu", "H", r"\[merge\]\.machine\.gpu"),
-    ("merge/result.json", "started", EARLY, "order: stage merge"),
+    ("merge/result.json", "gates/same_policy", False, "stage merge: gate same_policy is False, its records give True"),
+    ("merge/result.json", "metrics/mean_kl", 0.5, "stage merge: gate same_policy"),
+    ("merge/result.json", "machine/gpu", "H", "stage report: input merge is"),
+    ("merge/result.json", "started", EARLY, "stage report: input merge is"),
     ("grpo/result.json", "failure", "no", "stage grpo failed: no"),
     ("grpo/result.json", "plan_id", "0" * 64, "belongs to plan 000000000000"),
-    ("candidate/result.json", "ancestry/checkpoint", "0" * 64, "candidate evaluated the merged checkpoint"),
+    ("candidate/result.json", "inputs/merge~1checkpoint", "0" * 64, "stage candidate: input merge/checkpoint"),
     ("plan.json", "practice", False, "was altered after it was frozen"),
     ("tasks.json", "test/0", REMOVED, "tasks.json was altered"),
     ("grpo/claim.json", "experiment", 1, "claim.json names experiment 1, not 13"),
@@ -270,7 +277,7 @@ ALTERATIONS = {
         for path, place, value, reason in VALUES
     },
     "a file too many": (lambda run: (run / "merge" / "notes").write_text("x"), "merge/notes is not the one"),
-    "the adapter with its record": (swapped_adapter, "ancestry: the adapter on disk"),
+    "the adapter with its record": (swapped_adapter, "stage merge: input grpo/adapter"),
     "not JSON": (lambda run: (run / manifest.NAME).write_text("{"), "not readable JSON"),
     "another order": (reversed_stages, r"recipe_stages\[preflight\]"),
     "an id everywhere on disk": (every_id, "experiment 99 is not on http://cluster"),
@@ -346,6 +353,7 @@ def test_a_checkpoint_that_was_collected_by_the_policy_is_named_and_no_differenc
     master = Ended(load_state(whole))
     master.collected |= {"uuid-3", "uuid-6"}
     assert verified(whole, master) == [
+        QUICK,
         "collected since by the cluster's policy: experiment 13, checkpoints of step 3, 6"
     ]
 

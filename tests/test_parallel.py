@@ -16,11 +16,10 @@ import pytest
 from recipe import config, grpo
 from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests, write_json
-from recipe.policy import checkpoint
-from recipe.rollout import agent_chat
 from recipe.run import cluster, processes
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
+from recipe.run.evidence import TRAINER
 from recipe.run.stage import Stage
 from recipe.training import checkpoints as resume
 from recipe.verify import replay
@@ -132,7 +131,7 @@ def test_shares_are_even_and_in_order(monkeypatch, size):
 
 def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(two, tmp_path):
     stage = Stage("grpo", plans.Plan(two.frozen, two.splits, tmp_path), Runtime({}, *[lambda *_: None] * 3))
-    saved = stage.folder / resume.TRAINER / "checkpoint-2"
+    saved = stage.folder / TRAINER / "checkpoint-2"
     for rank in range(2):
         write_json(saved / f"rng_state_{rank}.pth", rank)
     write_json(saved.with_suffix(".json"), {"step": 2, "files": tree_digests(saved)})
@@ -163,9 +162,8 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
 
 
 def test_the_evidence_of_two_processes_is_accepted(two):
-    chat = agent_chat(checkpoint.load_tokenizer(two.checkpoint), two.family)
     replayed = []
-    replay.training(two, chat, lambda: replayed.append(1))
+    replay.training(two, replay.Reader.of(two.checkpoint, two.family), lambda: replayed.append(1))
     assert len(replayed) == STEPS * two.config.grpo.batch_size + len(two.splits["development"])
     result = json.loads((two.run / "grpo" / "result.json").read_text())
     assert result["failure"] is None and result["machine"]["processes"] == 2

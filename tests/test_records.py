@@ -29,7 +29,7 @@ from recipe.run import entrypoint
 from recipe.run import plan as plans
 from recipe.run import result as results
 from recipe.run.claim import holder
-from recipe.run.evidence import read_rollouts, read_step
+from recipe.run.evidence import TRAINER, read_rollouts, read_step
 from recipe.stages import NAMES
 from recipe.training import checkpoints
 from recipe.verify import replay, summary
@@ -57,7 +57,7 @@ def whole(run, tmp_path_factory) -> Path:
     (beside / "questions.tsv").write_text("Wie viel ist 1 plus 1?\t2\n" * 4)
     (beside / "overrides.yaml").write_text("grpo: {steps: 4, learning_rate: 1e-5}\nagent:\n  sampling: {top_k: 5}\n")
     (beside / "protocol.yaml").write_text("max_new_tokens: 8\nsampling: {temperature: 0.5}\nsystem: null\n")
-    trainer = beside / "grpo" / checkpoints.TRAINER
+    trainer = beside / "grpo" / TRAINER
     write_json(trainer / "checkpoint-4" / "rng_state.pth", 4)
     write_json(trainer / "checkpoint-4.json", {"step": 4, "files": tree_digests(trainer / "checkpoint-4")})
     (beside / "adapter").mkdir()

@@ -7,11 +7,13 @@ import pytest
 
 from recipe import report
 from recipe.errors import Refused
-from recipe.files import write_lines
+from recipe.files import digest
 from recipe.run.evidence import Evaluated
 from recipe.run.result import Result
 from recipe.stages import EVIDENCE
 from recipe.task import family
+from recipe.verify.derive import Derived
+from recipe.verify.replay import Training
 from recipe.verify.summary import LIMITS, Precision, markdown, paired, summarise
 
 # ---- the paired comparison
@@ -79,51 +81,54 @@ METRICS = {
     "candidate": {**MEASURED, "strict_success": 0.75, "final_answer_correct": 0.8, "tokens": 41.6},
 }  # fmt: skip
 GATES = {"grpo": {"mixed_reward_groups": True}, "merge": {"same_policy": True}, "retention": {"no_regression": True}}
-ANCESTRY = {"grpo": {"adapter": "a" * 64}, "merge": {"merged_checkpoint": "c" * 64}}
+OUTPUTS = {
+    "grpo": {"adapter/weights": "a" * 64, "steps/step-0001.json": "d" * 64}, "merge": {"checkpoint/weights": "c" * 64},
+}  # fmt: skip
+STRICT = {
+    "baseline": {"t1": (1, 1), "t2": (0, 0), "t3": (0, 0)},
+    "candidate": {"t1": (1, 0), "t2": (1, 0), "t3": (1, 1)},
+}  # one task lost, two gained in part and whole
 
 
-def results(**gates) -> dict[str, Result]:
-    """Results of all stages; ``gates`` are added to a stage's own."""
-    return {
+def records(stage: str) -> list[Evaluated]:
+    return [
+        Evaluated(task, [], [], [], [], [], [], {"strict_success": bool(won)}, 0.0, sample)
+        for task, samples in STRICT[stage].items()
+        for sample, won in enumerate(samples)
+    ]
+
+
+def derived(plan, milestones=(), **gates) -> Derived:
+    """A pilot whose evidence holds; ``gates`` are added to a stage's own, ``milestones`` to what was measured."""
+    stated = {
         name: Result(
             stage=name,
             plan_id="p",
             kind="pilot",
             failure=None,
-            outputs={},
+            outputs=OUTPUTS.get(name, {}),
             started="2026-01-01T00:00:00Z",
-            metrics=METRICS[name],
-            gates={**GATES.get(name, {}), **gates.get(name, {})},
-            ancestry=ANCESTRY.get(name, {}),
+            metrics={"no": "word of it is read"},
+            gates={},
+            inputs={},
             seconds={"total": float(number), "generation": 10.0 + number},
             machine={"gpu": name},
         )
         for number, name in enumerate(EVIDENCE)
     }
+    metrics = {name: {**METRICS[name], **dict.fromkeys(milestones, 0.5)} for name in EVIDENCE}
+    every = {name: {**GATES.get(name, {}), **gates.get(name, {})} for name in EVIDENCE}
+    return Derived(plan, stated, metrics, every, records("baseline"), records("candidate"), Training([], {}))
 
 
 @pytest.fixture
-def plan(tmp_path):
-    """A pilot's plan, and what its two evaluations recorded: one task lost, two gained in part and whole."""
-    strict = {
-        "baseline": {"t1": (1, 1), "t2": (0, 0), "t3": (0, 0)},
-        "candidate": {"t1": (1, 0), "t2": (1, 0), "t3": (1, 1)},
-    }
-    for stage, tasks in strict.items():
-        records = [
-            Evaluated(task, [], [], [], [], [], [], {"strict_success": bool(won)}, 0.0, sample)
-            for task, samples in tasks.items()
-            for sample, won in enumerate(samples)
-        ]
-        write_lines(tmp_path / stage / "rollouts.jsonl", map(asdict, records))
+def plan():
     return SimpleNamespace(
-        run=tmp_path,
         id="0123456789abcdef" + "9" * 48,
         kind="pilot",
         practice=False,
         family=SimpleNamespace(name="orders"),
         config=SimpleNamespace(precision="bfloat16", evaluation=SimpleNamespace(precision="float32")),
-        recorded=SimpleNamespace(precision="float32"),
         frozen=SimpleNamespace(
             deviations={},
             repository=SimpleNamespace(commit="fedcba9876543210" * 2, uncommitted=[]),
@@ -134,7 +139,7 @@ def plan(tmp_path):
 
 
 def test_a_pilot_whose_gates_all_passed_is_qualified(plan):
-    summary = summarise(plan, results())
+    summary = summarise(derived(plan))
     assert summary.qualified and summary.not_qualified_because == []
     assert summary.gates == {
         "grpo: mixed_reward_groups": True, "merge: same_policy": True, "retention: no_regression": True,
@@ -143,7 +148,7 @@ def test_a_pilot_whose_gates_all_passed_is_qualified(plan):
 
 @pytest.mark.parametrize("stage", EVIDENCE)
 def test_one_failed_gate_of_any_stage_disqualifies(plan, stage):
-    summary = summarise(plan, results(**{stage: {"held": False}}))
+    summary = summarise(derived(plan, **{stage: {"held": False}}))
     assert not summary.qualified and summary.gates[f"{stage}: held"] is False
     assert summary.not_qualified_because == [f"gate {stage}: held did not pass"]
     text = markdown(summary)
@@ -154,19 +159,19 @@ def test_one_failed_gate_of_any_stage_disqualifies(plan, stage):
 
 def test_another_protocol_and_a_practice_checkpoint_disqualify(plan):
     plan.frozen.deviations, plan.kind = {"grpo.steps": 8}, "custom"
-    summary = summarise(plan, results(merge={"held": False}))
+    summary = summarise(derived(plan, merge={"held": False}))
     assert not summary.qualified and summary.deviations == {"grpo.steps": 8}
     assert summary.not_qualified_because == [
         "the configuration deviates from the default protocol", "gate merge: held did not pass",
     ]  # fmt: skip
     plan.practice = True
-    [reason] = summarise(plan, results()).not_qualified_because
+    [reason] = summarise(derived(plan)).not_qualified_because
     assert reason.startswith("practice checkpoint: ")
 
 
 def test_what_a_practice_run_is_comes_before_what_failed(plan):
     plan.practice, plan.kind = True, "practice"
-    summary = summarise(plan, results(grpo={"held": False}))
+    summary = summarise(derived(plan, grpo={"held": False}))
     first, second = summary.not_qualified_because
     assert first.startswith("practice checkpoint") and second == "gate grpo: held did not pass"
 
@@ -179,15 +184,15 @@ def test_equal_items_are_counted_apart_by_success_and_failure():
 
 
 def test_every_number_of_the_summary_is_that_of_its_stage(plan):
-    summary = summarise(plan, results())
+    summary = summarise(derived(plan))
     assert summary.baseline == {**MEASURED, "generation_seconds": 11.0}
     assert summary.candidate == {**METRICS["candidate"], "generation_seconds": 14.0}
     assert (summary.training, summary.retention, summary.merge) == (TRAINED, RETAINED, METRICS["merge"])
     assert summary.paired.difference == pytest.approx((0.5 + 1 - 0.5) / 3)
     assert (summary.paired.better, summary.paired.worse) == (2, 1)
     assert asdict(summary.provenance) == {
-        "commit": "fedcba9876543210" * 2, "uncommitted": [], "starting_checkpoint": "b" * 64, "adapter": "a" * 64,
-        "merged_checkpoint": "c" * 64, "versions": {"trl": "0.29.0"},
+        "commit": "fedcba9876543210" * 2, "uncommitted": [], "starting_checkpoint": "b" * 64, "adapter": digest({"weights": "a" * 64}),
+        "merged_checkpoint": digest({"weights": "c" * 64}), "versions": {"trl": "0.29.0"},
         "machines": {name: {"gpu": name} for name in EVIDENCE},
         "seconds": {"preflight": 0.0, "baseline": 1.0, "grpo": 2.0, "merge": 3.0, "candidate": 4.0, "retention": 5.0},
     }  # fmt: skip
@@ -265,11 +270,11 @@ have a relative error of 42%.
 
 def test_the_whole_text(plan):
     """All three differences are (-1/2, 1/2, 1): of 27 resamples one is -50 % throughout, one 100 %, 3.7 % each."""
-    assert markdown(summarise(plan, results())) == TEXT
+    assert markdown(summarise(derived(plan))) == TEXT
 
 
 def test_a_regression_is_said_and_none_is_not(plan):
-    summary = summarise(plan, results())
+    summary = summarise(derived(plan))
     assert "6 after. **Regression.**\n" in markdown(summary)
     summary = replace(summary, retention={**RETAINED, "regression": False})
     assert "Regression" not in markdown(summary)
@@ -277,9 +282,9 @@ def test_a_regression_is_said_and_none_is_not(plan):
 
 def test_uncommitted_changes_and_a_missing_commit_are_said(plan):
     plan.frozen.repository.uncommitted = ["recipe/grpo.py"]
-    assert "commit `fedcba987654` with uncommitted changes\n" in markdown(summarise(plan, results()))
+    assert "commit `fedcba987654` with uncommitted changes\n" in markdown(summarise(derived(plan)))
     plan.frozen.repository.commit = None
-    assert "commit `none` with uncommitted changes\n" in markdown(summarise(plan, results()))
+    assert "commit `none` with uncommitted changes\n" in markdown(summarise(derived(plan)))
 
 
 @pytest.mark.parametrize(
@@ -287,14 +292,10 @@ def test_uncommitted_changes_and_a_missing_commit_are_said(plan):
 )
 def test_the_title_says_which_kind_of_run_it_is(plan, kind, title):
     plan.kind, plan.family.name = kind, "invoices"
-    found = results()
-    for name in ("baseline", "candidate"):
-        milestones = {milestone: 0.5 for milestone in family("invoices").milestones}
-        found[name] = replace(found[name], metrics={**METRICS[name], **milestones})
-    text = markdown(summarise(plan, found))
+    text = markdown(summarise(derived(plan, family("invoices").milestones)))
     assert text.startswith(f"# {title}: agentic GRPO on {family('invoices').title}\n")
 
 
 def test_an_existing_summary_is_not_overwritten(plan, tmp_path):
     with pytest.raises(Refused, match="the summary folder exists already"):
-        report.write(plan, tmp_path)
+        report.write(derived(plan), tmp_path)

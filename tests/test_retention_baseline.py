@@ -444,7 +444,7 @@ def test_refuses_an_altered_field_of_the_document(run, path):
         ("layout", 1, "layout 1"),
         ("layout", None, "layout None"),
         ("checkpoint", None, "checkpoint must be a mapping"),
-        ("checkpoint", {"digest": "0", "files": {"config.json": 1}}, "checkpoint.files.config.json must be str"),
+        ("checkpoint", {"digest": "0" * 64, "files": {"config.json": 1}}, "checkpoint.files.config.json must be str"),
         ("checkpoint", {"digest": "0", "files": {}}, "checkpoint.digest"),
         ("protocol", None, "protocol must be a mapping"),
         ("protocol", {}, "key protocol.batch_size is missing"),
@@ -511,9 +511,8 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     shutil.copytree(small_checkpoint, tmp_path / "merge" / "checkpoint")
     (tmp_path / "retention").mkdir()
     plan = SimpleNamespace(run=tmp_path, retention_baseline=recorded, config=Config(retention=Retention(margin=1)))
-    asked = []
     stage = SimpleNamespace(
-        name="retention", plan=plan, folder=tmp_path / "retention", seconds={}, completed=asked.append,
+        name="retention", plan=plan, folder=tmp_path / "retention", seconds={},
         progress=partial(Progress, "retention"),
     )  # fmt: skip
     done = retention.measure(stage)
@@ -521,5 +520,4 @@ def test_the_stage_measures_the_merged_checkpoint_under_the_recorded_protocol(re
     assert read_lines(Output, tmp_path / "retention" / OUTPUTS, "it") == before.outputs
     assert done.metrics == retention.compare(before.outputs, before.outputs, margin=1)
     assert done.gates == {"retained": True} and done.failure is None
-    assert done.ancestry == {"checkpoint": before.checkpoint, "before": before.checkpoint}
-    assert asked == ["merge"] and stage.seconds["generation"] > 0
+    assert stage.seconds["generation"] > 0

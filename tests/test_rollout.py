@@ -96,7 +96,8 @@ def test_one_token_of_room_lets_the_policy_go_on(chat, task):
 
 
 def test_unfinished_turn_executes_nothing(chat, task):
-    rollout = replay(task, [chat.encode(LOOKUP)], chat, WIDE)
+    span = chat.encode(LOOKUP)
+    rollout = replay(task, [span], chat, rules(max_tokens=len(span)))
     assert rollout.events() == () and not rollout.open
     assert rollout.ids == rollout.spans[0]
     assert rollout.outcome().hit_cap and not rollout.outcome().verified_lookup
@@ -159,7 +160,9 @@ def test_spans_alone_make_the_record(chat, task, drawn, cap, limit):
     def speak(request):
         text, ids, finished = next(waiting, ("Schluss", [], True))
         span = [token for token in chat.encode(text) + ids if token != chat.end_id]
-        return (span + [chat.end_id] * (finished or not span))[: request.budget]
+        if finished or not span:
+            return [*span, chat.end_id][: request.budget]
+        return (span * request.budget)[: request.budget]  # a turn without its end token takes all that is left
 
     rollout = hold(Rollout(task, chat, played), speak)
     assert_consistent(rollout, chat, played)
@@ -209,10 +212,8 @@ def test_a_decoder_that_overruns_its_budget_is_noticed(chat, task):
 def test_a_trained_tokenizer_keeps_odd_spans(trained_chat, task):
     """Non-canonical ids, unknown ids and a sampled pad token are trained on exactly as sampled."""
     symbols = [token for symbol in LOOKUP for token in trained_chat.encode(symbol)]
-    spans = [
-        [trained_chat.pad_id, len(trained_chat.tokenizer) + 3, *symbols, *trained_chat.encode(LOOKUP), trained_chat.end_id],
-        trained_chat.encode("<think>\nu\u0308")[:-1],
-    ]
-    rollout = replay(task, spans, trained_chat, rules())
+    odd = [trained_chat.pad_id, len(trained_chat.tokenizer) + 3, *symbols, *trained_chat.encode(LOOKUP)]
+    rollout = replay(task, [[*odd, trained_chat.end_id]], trained_chat, rules())
+    rollout.add_turn((trained_chat.encode("<think>\nu\u0308")[:-1] * rollout.budget)[: rollout.budget])
     assert len(rollout.events()) == 2
     assert_consistent(rollout, trained_chat, rules())

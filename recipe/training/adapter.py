@@ -1,9 +1,7 @@
-"""The LoRA adapter that training leaves, as its files must be: which tensors, which settings, and one digest of them.
+"""The LoRA adapter that training leaves, as its files must be: which tensors and which settings.
 
-Without torch, apart from :func:`digest`: what the adapter of a configuration is follows from it and from the base.
+Without torch: what the adapter of a configuration is follows from it and from the base.
 """
-
-import hashlib
 
 from recipe.config import Grpo
 from recipe.policy import weights
@@ -70,14 +68,3 @@ def settings(model: Qwen3, grpo: Grpo, base: str) -> dict:
 def neutral(tensors: dict) -> bool:
     """Whether an adapter adds nothing to its base: B is zero everywhere, as before the first step."""
     return not any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
-
-
-def digest(tensors: dict) -> str:
-    """SHA-256 (hex) over names, shapes, types and values of tensors by their names in the adapter's file."""
-    import torch
-
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()

@@ -40,7 +40,7 @@ SEEN = {
 @dataclass(frozen=True)
 class Derived:
     """A run whose evidence holds. ``results`` are what its stages stated; ``metrics`` and ``gates``, by stage, are
-    the derived ones. ``unchecked`` says in a line each what this machine could not derive."""
+    the derived ones."""
 
     plan: Plan
     results: dict[str, Result]
@@ -49,7 +49,6 @@ class Derived:
     baseline: list[Evaluated]
     candidate: list[Evaluated]
     training: Training
-    unchecked: list[str]
 
     @property
     def all_gates(self) -> dict[str, bool]:
@@ -59,6 +58,9 @@ class Derived:
 
 def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambda: None) -> Derived:
     """Derive a finished run, and hold what its stages stated against that.
+
+    What follows from an input of the plan that is not on this machine is not compared: the weights without the starting
+    checkpoint, the retention outputs without their baseline. A caller that lets such a plan in says so.
 
     Args:
         replayed: derive every rollout again and open the weights; without it records are taken at their word.
@@ -72,10 +74,10 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
     for name, result in results.items():
         same(f"stage {name}", "kind", {"kind": result.kind}, {"kind": plan.kind})
         same(f"stage {name}", "input", result.inputs, consumed(plan, name))
-    reader, unchecked = None, []
+    reader = None
     if replayed:
         committed(plan)
-        unchecked += _weights(plan)
+        _weights(plan)
         here = plan.checkpoint if plan.checkpoint.is_dir() else plan.run / "merge" / "checkpoint"
         reader = Reader.of(here, plan.family)
     baseline = replay.evaluation(plan, "baseline", "test", reader, told)
@@ -89,12 +91,8 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
         "grpo": evidence.training_metrics(training.steps),
         "merge": {name: results["merge"].metrics[name] for name in SEEN["merge"]},
         "candidate": evidence.aggregate(candidate),
+        "retention": replay.retained(plan) if plan.retention_baseline.is_dir() else results["retention"].metrics,
     }
-    if plan.retention_baseline.is_dir():
-        metrics["retention"] = replay.retained(plan)
-    else:
-        metrics["retention"] = results["retention"].metrics
-        unchecked.append(f"the retention outputs: {plan.retention_baseline} is not on this machine")
     changed = not opened.is_neutral(plan.run / "grpo" / "adapter")
     gates = {
         "preflight": {"worker": True},
@@ -107,7 +105,7 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
     for name, result in results.items():
         same(f"stage {name}", "metric", result.metrics, metrics[name])
         same(f"stage {name}", "gate", result.gates, gates[name])
-    return Derived(plan, results, metrics, gates, baseline, candidate, training, unchecked)
+    return Derived(plan, results, metrics, gates, baseline, candidate, training)
 
 
 def _same_files(plan: Plan) -> bool:
@@ -117,19 +115,17 @@ def _same_files(plan: Plan) -> bool:
     return all(file_digest(merged / name) == plan.frozen.checkpoint.files.get(name) for name in carried)
 
 
-def _weights(plan: Plan) -> list[str]:
-    """Open the adapters and the merged checkpoint. Returns what could not be compared."""
+def _weights(plan: Plan) -> None:
+    """Open the adapter and the merged checkpoint."""
     grpo, adapter, merged = plan.config.grpo, plan.run / "grpo" / "adapter", plan.run / "merge" / "checkpoint"
-    if not plan.checkpoint.is_dir():
-        return [f"the weights: {plan.checkpoint} is not on this machine"]
-    opened.check_adapter(adapter, plan.checkpoint, grpo)
-    opened.check_merged(plan.checkpoint, adapter, merged, grpo)
-    opened.check_files(plan.checkpoint, merged)
+    if plan.checkpoint.is_dir():
+        opened.check_adapter(adapter, plan.checkpoint, grpo)
+        opened.check_merged(plan.checkpoint, adapter, merged, grpo)
+        opened.check_files(plan.checkpoint, merged)
     found = sorted(path.name for path in (plan.run / "grpo" / evidence.TRAINER).glob("*"))
     due = sorted(f"checkpoint-{step}{rest}" for step in kept(grpo) for rest in ("", ".json"))
     if found != due:
         raise CheckFailed(f"grpo/{evidence.TRAINER}: found {found}, the plan wants {due}")
-    return []
 
 
 def committed(plan: Plan) -> None:

@@ -40,22 +40,12 @@ def _checked() -> Iterator[None]:
 # ---- the adapter
 
 
-def adapter_digest(folder: Path) -> str:
-    """Digest of a saved adapter's parameters, as :func:`recipe.grpo.adapter_digest` has it of the model.
+def is_neutral(folder: Path) -> bool:
+    """Whether a saved adapter adds nothing: B is zero everywhere, as before the first step.
 
     Raises:
         CheckFailed: its file is missing or no safetensors file.
     """
-    return adapter.digest(_load(folder / adapter.WEIGHTS))
-
-
-def changed(before: Path, after: Path) -> bool:
-    """Whether the parameters of two saved adapters differ. Raises as :func:`adapter_digest` does."""
-    return adapter_digest(before) != adapter_digest(after)
-
-
-def is_neutral(folder: Path) -> bool:
-    """Whether a saved adapter adds nothing: B is zero everywhere, as before the first step. Raises as above."""
     return adapter.neutral(_load(folder / adapter.WEIGHTS))
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from recipe import report
 from recipe.errors import CheckFailed, Refused
 from recipe.records import parse, read_yaml
 from recipe.run.claim import holder
@@ -20,8 +21,7 @@ from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
 from recipe.stages import STAGES
-from recipe.verify.derive import derive
-from recipe.verify.summary import summarise
+from recipe.verify.summary import Summary
 from tools import site
 from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
@@ -83,6 +83,7 @@ class Chain:
     Args:
         again: whether a stage that failed is submitted anew; its evidence is set aside first.
         register: model in the registry that gets the outcome; None for none.
+        summarised: derives what the registry is told of a run.
         say: shows a line to the user; ``progress`` shows one that the next may replace.
     """
 
@@ -97,10 +98,12 @@ class Chain:
         progress: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
+        summarised: Callable[[Plan], Summary] = report.summarised,
     ):
         self._plan, self._stages, self._master = plan, stages, master
         self._again, self._model = again, register
         self._say, self._progress, self._sleep, self._now = say, progress, sleep, now
+        self._summarised = summarised
         self._plan_file = plan.run / "plan.json"
         self._state = self._resumed()
 
@@ -156,15 +159,15 @@ class Chain:
 
     def _register(self, model: str) -> Registered:
         """A version for what the merge stage stored."""
-        found = derive(self._plan)
+        said = self._summarised(self._plan)
         holds = "merge/checkpoint"
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
-            "qualified": summarise(found).qualified,
+            "qualified": said.qualified,
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
-            "adapter": found.results["grpo"].folder("adapter"),
-            "merged_checkpoint": found.results["merge"].folder("checkpoint"),
+            "adapter": said.provenance.adapter,
+            "merged_checkpoint": said.provenance.merged_checkpoint,
             "folder": str(self._plan.run / holds),
             "holds": holds,
         }

@@ -299,7 +299,7 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     for line in differences(asdict(recorded), asdict(made(found, stages)), NAME):
         raise CheckFailed(line)
     compared = report.check(found, run / REPORT / report.SUMMARY)
-    yield from (f"{UNCHECKED}{line}" for line in (*found.unchecked, *compared))
+    yield from (f"{UNCHECKED}{line}" for line in compared)
     if not replayed:
         yield f"{UNCHECKED}rollouts and weights, which were taken at their word (--quick)"
     yield from _on_cluster(recorded, load_state(run), ask)
@@ -309,11 +309,11 @@ def _inputs(plan: Plan) -> Iterator[str]:
     """What the plan froze and keeps elsewhere, where this machine has it."""
     frozen, recorded = plan.frozen.checkpoint, plan.frozen.retention_baseline
     if not plan.checkpoint.is_dir():
-        yield f"{UNCHECKED}the starting checkpoint: {plan.checkpoint} is not on this machine"
+        yield f"{UNCHECKED}the starting checkpoint, and the weights against it: {plan.checkpoint} is not on this machine"
     elif identity(plan.checkpoint)["digest"] != frozen.digest:
         raise CheckFailed(f"the starting checkpoint {plan.checkpoint} is not the one that the plan froze")
     if not plan.retention_baseline.is_dir():
-        yield f"{UNCHECKED}the retention baseline: {plan.retention_baseline} is not on this machine"
+        yield f"{UNCHECKED}the retention baseline, and the candidate's outputs against it: {plan.retention_baseline} is not on this machine"
     elif tree_digests(real(plan.retention_baseline)) != recorded.files:
         raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
 
