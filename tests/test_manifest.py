@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import file_digest, write_json
-from recipe.records import parse, read_json
-from recipe.run.evidence import CLAIM, RESULT
+from recipe.files import file_digest, write_json, write_lines
+from recipe.records import parse, read_json, read_lines
+from recipe.run.evidence import CLAIM, RESULT, aggregate, read_rollouts
 from recipe.run.plan import load
 from tampering import REMOVED, edit, flip
-from tools.driver import manifest
+from tools.driver import compare, manifest
 from tools.driver.commands import STAGES
 from tools.driver.records import (
     LAYOUT,
@@ -27,7 +27,7 @@ from tools.driver.records import (
     Stored,
     load_state,
 )  # fmt: skip
-from tools.driver.remote import View
+from tools.driver.remote import Labelled, Report, View
 
 NAMES = tuple(STAGES)
 CLUSTER = Cluster("c", "http://cluster", "0.35.0", "0.38.1")
@@ -43,10 +43,27 @@ STORED = (  # paused at 3 and 5
 class Ended:
     """A master that knows the experiments of a run; ``experiments`` and ``deleted`` are there to be changed."""
 
-    def __init__(self, state: State, cluster: Cluster = CLUSTER):
-        self.cluster = cluster
+    def __init__(self, run: Path, cluster: Cluster = CLUSTER):
+        state = load_state(run)
+        self.run, self.cluster = run, cluster
         self.experiments = {tries[-1].experiment: tries[-1].ended for tries in state.attempts.values()}
         self.collected = set()
+        self.told = {tries[-1].experiment: name for name, tries in state.attempts.items()}
+        self.others, self.said = [], {}
+
+    def reports(self, number):
+        found = read_lines(Report, self.run / "metrics" / f"{self.told[number]}.jsonl", "it")
+        return [self.altered(self.told[number], report) for report in found]
+
+    def altered(self, stage, report):
+        return report
+
+    def labelled(self, label):
+        assert label == "plan:x"
+        return [*(Labelled(number, name, "COMPLETED") for number, name in self.told.items()), *self.others]
+
+    def stored(self, uuid):
+        return self.said.get(uuid)
 
     def look(self, number):
         return View("COMPLETED" if number in self.experiments else "DELETED", 1, {})
@@ -79,6 +96,39 @@ def on_cluster(run: Path) -> None:
         state.attempts[name] = [Attempt(f"plan:x/{name}", 0.0, number, None, ended)]
         write_json(run / name / CLAIM, {"cluster": "c", "experiment": number, "trial": number + 100})
     state.save(run)
+    for name, reports in REPORTED.items():
+        write_lines(run / "metrics" / f"{name}.jsonl", map(asdict, reports(run)))
+
+
+def numbers(run: Path, name: str) -> dict[str, float]:
+    metrics = read_json(run / name / "result.json", "it")["metrics"]
+    return {CHARTED.get(key, key): float(value) for key, value in metrics.items() if not isinstance(value, str)}
+
+
+def at_the_end(name: str):
+    return lambda run: [Report("validation", 1, 1, numbers(run, name))]
+
+
+def step_by_step(run: Path) -> list[Report]:
+    """What GRPO reported, step 5 twice: the first time from a node that was lost."""
+    found = []
+    for step, path in enumerate(sorted((run / "grpo" / "steps").iterdir()), 1):
+        metrics = {CHARTED.get(key, key): value for key, value in read_json(path, "it")["metrics"].items()}
+        found.append(Report("training", 1 + (step > 4), step, {**metrics, "tokens_per_second": 3.5}))
+    found.insert(4, Report("training", 1, 5, {"02_reward": -1.0}))
+    for path in sorted((run / "grpo" / "validation").iterdir()):
+        means = aggregate(read_rollouts(path, "it"))
+        metrics = {CHARTED.get(key, key): float(value) for key, value in means.items()}
+        found.append(Report("validation", 2, int(path.stem[5:]), metrics))
+    return found
+
+
+CHARTED = {
+    "strict_success": "01_strict_success", "reward": "02_reward", "verified_lookup": "03_verified_lookup",
+    "verified_calculation": "04_verified_calculation", "final_answer_correct": "05_final_answer_correct", "kl": "06_kl",
+    "entropy": "07_entropy",
+}  # fmt: skip
+REPORTED = {name: at_the_end(name) for name in NAMES} | {"grpo": step_by_step}
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +146,12 @@ def copied(whole, tmp_path) -> Path:
     return shutil.copytree(whole, tmp_path / "copy")
 
 
+RAN = [f"{name}: experiment {number}, 1 run, 0 restarts" for number, name in enumerate(NAMES, 11)]
 QUICK = "not checked: rollouts and weights, which were taken at their word (--quick)"
 
 
 def verified(folder: Path, master=None, replayed: bool = False) -> list[str]:
-    state = load_state(folder)
-    return list(manifest.verify(folder, NAMES, lambda address: master or Ended(state), replayed))
+    return list(manifest.verify(folder, NAMES, lambda address: master or Ended(folder), replayed))
 
 
 def unreachable(address: str):
@@ -113,13 +163,12 @@ def unreachable(address: str):
 
 def test_a_local_run_has_a_manifest_that_holds(run):
     lines = list(manifest.verify(run, NAMES, unreachable, False))
-    assert lines == [QUICK] + [
-        f"not checked: stage {name} on a cluster: it was not run by an experiment of the driver" for name in NAMES
-    ]
+    beside = f"not checked: the cluster's side of {', '.join(NAMES)}: run by no experiment of the driver"
+    assert lines == [QUICK, beside]
 
 
 def test_a_run_of_the_cluster_holds_and_its_replay_too(whole):
-    assert verified(whole) == [QUICK] and verified(whole, replayed=True) == []
+    assert verified(whole) == [QUICK, *RAN] and verified(whole, replayed=True) == RAN
 
 
 def test_it_is_a_function_of_the_run_folder(whole, copied):
@@ -133,7 +182,7 @@ def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
     monkeypatch.setattr("recipe.run.plan.Plan.checkpoint", Path("/nowhere/checkpoint"))
     monkeypatch.setattr("recipe.run.plan.Plan.retention_baseline", Path("/nowhere/run"))
     lines = list(manifest.verify(copied, NAMES, unreachable, False))
-    assert [line.removeprefix(manifest.UNCHECKED).split(":")[0] for line in lines] == [
+    assert [line.removeprefix(compare.UNCHECKED).split(":")[0] for line in lines] == [
         "the starting checkpoint, and the weights against it",
         "the retention baseline, and the candidate's outputs against it",
         "rollouts and weights, which were taken at their word (--quick)",
@@ -143,7 +192,7 @@ def test_it_holds_where_neither_cluster_nor_inputs_are(copied, monkeypatch):
 
 def test_another_cluster_is_not_compared_with(whole):
     other = Cluster("d", "http://other", "0.38.1", "0.38.1")
-    assert verified(whole, Ended(load_state(whole), other)) == [
+    assert verified(whole, Ended(whole, other)) == [
         QUICK,
         "not checked: the cluster's side of 7 experiments: http://other is another cluster"
     ]
@@ -287,10 +336,10 @@ ALTERATIONS = {
 @pytest.mark.parametrize("name", ALTERATIONS)
 def test_an_altered_run_is_refused_by_name(copied, name):
     alter, reason = ALTERATIONS[name]
-    known = load_state(copied)
+    master = Ended(copied)
     alter(copied)
     with pytest.raises((Refused, CheckFailed), match=reason):
-        verified(copied, Ended(known))
+        verified(copied, master)
 
 
 def changed(experiment: Experiment, **values) -> Experiment:
@@ -306,15 +355,15 @@ ELSEWHERE = {
     "gone": (lambda master: master.experiments.pop(13), "stage grpo: experiment 13 is not on http://cluster"),
     "another configuration": (
         lambda master: master.experiments.update({13: changed(master.experiments[13], configuration={"name": "grpo"})}),
-        r"stage grpo: experiment\.configuration\.hyperparameters is .*, the cluster says absent",
+        r"stage grpo: experiment 13\.configuration\.hyperparameters is .*, the cluster says absent",
     ),
     "another state": (
         lambda master: master.experiments.update({13: changed(master.experiments[13], state="ERROR")}),
-        r"experiment\.state is 'COMPLETED', the cluster says 'ERROR'",
+        r"experiment 13\.state is 'COMPLETED', the cluster says 'ERROR'",
     ),
     "more restarts": (
         lambda master: master.experiments.update({13: changed(master.experiments[13], restarts=1)}),
-        r"experiment\.restarts is 0, the cluster says 1",
+        r"experiment 13\.restarts is 0, the cluster says 1",
     ),
     "a checkpoint too many": (
         lambda master: stored_on(master, [*STORED, Stored("uuid-9", 9, "COMPLETED", False, None)]),
@@ -328,7 +377,7 @@ ELSEWHERE = {
         lambda master: master.experiments.update(
             {13: changed(master.experiments[13], policy=asdict(Policy(0, 1, 2, False)))}
         ),
-        r"experiment\.policy\.save_trial_latest is 1, the cluster says 2",
+        r"experiment 13\.policy\.save_trial_latest is 1, the cluster says 2",
     ),
     **{
         f"a protected checkpoint is gone: {uuid}": (
@@ -343,25 +392,65 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_cluster_that_says_otherwise_is_named(whole, name):
     alter, reason = ELSEWHERE[name]
-    master = Ended(load_state(whole))
+    master = Ended(whole)
     alter(master)
     with pytest.raises(CheckFailed, match=reason):
         verified(whole, master)
 
 
+@pytest.mark.parametrize("stage", NAMES)
+def test_every_number_that_the_cluster_has_of_a_stage_is_compared(whole, stage):
+    """Each of the stage's reports is altered at one of its numbers, lost, and told for a step that the run has not."""
+    master, tried = Ended(whole), 0
+    [number] = [number for number, name in master.told.items() if name == stage]
+    told = master.reports(number)
+    for place, report in enumerate(told):
+        if report.metrics == {"02_reward": -1.0}:
+            continue  # of the lost node: step 5 was told again
+        names = sorted(report.metrics.keys() - {"tokens_per_second"})
+        for other in (replace(report, metrics={**report.metrics, names[place % len(names)]: 0.123}), replace(report, steps=99)):
+            altered = [*told[:place], other, *told[place + 1 :]]
+            with pytest.raises(CheckFailed, match=rf"stage {stage}: .*(the cluster says (0.123|None)|the cluster has .*of step)"):
+                master.reports = lambda asked, altered=altered: altered if asked == number else Ended.reports(master, asked)
+                verified(whole, master)
+            tried += 1
+    assert tried == 2 * sum(report.metrics != {"02_reward": -1.0} for report in told)
+
+
+def test_what_was_reported_is_compared_without_the_cluster_too(copied):
+    edit(copied / "metrics" / "candidate.jsonl", "0/metrics/01_strict_success", 0.123)
+    with pytest.raises(CheckFailed, match=r"stage candidate: validation metric 01_strict_success of step 1 is .* says 0.123"):
+        manifest.write(load(copied / "plan.json"), NAMES)
+
+
+@pytest.mark.parametrize("fact", ["plan_id", "adapter", "merged_checkpoint"])
+def test_what_a_stored_checkpoint_says_of_itself_is_compared(whole, fact):
+    master = Ended(whole)
+    master.said["uuid-8"] = {fact: "0" * 64}
+    with pytest.raises(CheckFailed, match=f"checkpoint uuid-8 names {fact} '000"):
+        verified(whole, master)
+
+
+def test_other_experiments_of_the_plan_are_named(whole):
+    master = Ended(whole)
+    master.others.append(Labelled(40, "candidate", "COMPLETED"))
+    assert verified(whole, master) == [
+        QUICK, *RAN, "not in this run: experiment 40 of the same plan (candidate), COMPLETED",
+    ]  # fmt: skip
+
+
 def test_a_checkpoint_that_was_collected_by_the_policy_is_named_and_no_difference(whole):
-    master = Ended(load_state(whole))
+    master = Ended(whole)
     master.collected |= {"uuid-3", "uuid-6"}
     assert verified(whole, master) == [
-        QUICK,
-        "collected since by the cluster's policy: experiment 13, checkpoints of step 3, 6"
-    ]
+        QUICK, *RAN[:2], "collected since by the cluster's policy: experiment 13, checkpoints of step 3, 6", *RAN[2:],
+    ]  # fmt: skip
 
 
 def test_a_registered_checkpoint_is_protected_whatever_the_policy(copied):
     edit(copied / STATE, "registered", {"model": "m", "version": 1, "checkpoint": "uuid-6", "holds": "grpo/adapter"})
     manifest.write(load(copied / "plan.json"), NAMES)
-    master = Ended(load_state(copied))
+    master = Ended(copied)
     master.collected.add("uuid-6")
     with pytest.raises(CheckFailed, match="checkpoint uuid-6 of step 6 is no longer"):
         verified(copied, master)
@@ -403,7 +492,7 @@ def test_every_single_value_of_the_manifest_is_compared(whole):
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = "something else"
-        lines = list(manifest.differences(altered, document, manifest.NAME))
+        lines = list(compare.differences(altered, document, manifest.NAME))
         assert len(lines) == 1 and "'something else'" in lines[0], path
 
 
@@ -411,7 +500,7 @@ def test_every_single_value_of_the_manifest_is_compared(whole):
     "recorded, found", [(1, True), (1, 1.0), (None, 0), ([], {}), ({"a": None}, {}), ([1], [1, 2])]
 )
 def test_values_that_look_alike_differ(recorded, found):
-    assert len(list(manifest.differences(recorded, found, "x"))) == 1
+    assert len(list(compare.differences(recorded, found, "x"))) == 1
 
 
 def test_nothing_is_written_before_every_check_has_passed(copied):

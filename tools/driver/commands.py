@@ -32,7 +32,7 @@ from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
 from tools import site
-from tools.driver import chain, local, manifest, remote
+from tools.driver import chain, compare, local, manifest, remote
 from tools.driver.records import STATE, load_state
 
 
@@ -216,7 +216,7 @@ def verify(folder: Path, replayed: bool) -> None:
     """Prove the manifest again; what this machine cannot check is said."""
     lines = list(manifest.verify(folder, NAMES, remote.connect, replayed))
     print(*lines, sep="\n", end="\n" if lines else "")
-    whole = not any(line.startswith(manifest.UNCHECKED) for line in lines)
+    whole = not any(line.startswith(compare.UNCHECKED) for line in lines)
     print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
 
 

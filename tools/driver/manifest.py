@@ -13,14 +13,14 @@ it again from the disk, compares field by field, then asks the cluster for its s
 import calendar
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipe import report
 from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, real, tree_digests, write_json
 from recipe.policy.checkpoint import identity
-from recipe.records import read, short
+from recipe.records import read, read_lines
 from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan, load_run, package_sources
@@ -29,8 +29,10 @@ from recipe.stages import STAGES
 from recipe.verify import summary
 from recipe.verify.derive import Derived, derive
 from recipe.verify.replay import same
+from tools.driver import witness
+from tools.driver.compare import UNCHECKED, differences
 from tools.driver.records import Experiment, Registered, State, load_state
-from tools.driver.remote import Master
+from tools.driver.remote import Master, Report
 
 NAME, REPORT = "manifest.json", "report"
 LAYOUT = 2
@@ -141,6 +143,11 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
     known = _frozen(plan)
     records = [_stage(plan, name, results[name], known, state) for name in stages]
     _in_order(records)
+    for record in records:
+        if record.experiment:
+            kept = f"metrics/{record.name}.jsonl"
+            reports = read_lines(Report, plan.run / kept, f"what stage {record.name} reported")
+            witness.agree(witness.reported(found, record.name, record.metrics), reports, f"stage {record.name}", kept)
     document = asdict(plan.frozen)
     parameters = {key: document[key] for key in ("config", "deviations")}
     frozen = {key: document[key] for key in ("practice", "versions", "repository")}
@@ -271,8 +278,6 @@ def _reported(plan: Plan, wanted: Done) -> Result:
 
 # ---- proving it again
 
-UNCHECKED = "not checked: "
-
 
 def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], replayed: bool) -> Iterator[str]:
     """Hold the manifest against the run folder and the cluster.
@@ -302,7 +307,9 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     yield from (f"{UNCHECKED}{line}" for line in compared)
     if not replayed:
         yield f"{UNCHECKED}rollouts and weights, which were taken at their word (--quick)"
-    yield from _on_cluster(recorded, load_state(run), ask)
+    experiments = {stage.name: stage.experiment for stage in recorded.predicate.recipe_stages}
+    metrics = {stage.name: stage.metrics for stage in recorded.predicate.recipe_stages}
+    yield from witness.testimony(found, load_state(run), experiments, metrics, ask)
 
 
 def _inputs(plan: Plan) -> Iterator[str]:
@@ -316,73 +323,3 @@ def _inputs(plan: Plan) -> Iterator[str]:
         yield f"{UNCHECKED}the retention baseline, and the candidate's outputs against it: {plan.retention_baseline} is not on this machine"
     elif tree_digests(real(plan.retention_baseline)) != recorded.files:
         raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
-
-
-_ABSENT = object()
-
-
-def differences(recorded, found, where: str) -> Iterator[str]:
-    """The places where two plain documents differ, named."""
-    if isinstance(recorded, dict) and isinstance(found, dict):
-        for key in sorted(recorded.keys() | found.keys()):
-            place = f"{where}: {key}" if where == NAME else f"{where}.{key}"
-            yield from differences(recorded.get(key, _ABSENT), found.get(key, _ABSENT), place)
-    elif isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
-        for number, (one, other) in enumerate(zip(recorded, found)):
-            name = other.get("name", number) if isinstance(other, dict) else number
-            yield from differences(one, other, f"{where}[{name}]")
-    elif recorded != found or type(recorded) is not type(found):  # 1, 1.0 and True are equal in Python
-        yield f"{where} is {_short(recorded)}, the run says {_short(found)}"
-
-
-def _short(value) -> str:
-    return "absent" if value is _ABSENT else short(value)
-
-
-def _on_cluster(recorded: Statement, state: State | None, ask: Callable[[str], Master]) -> Iterator[str]:
-    """Ask the master for every experiment again: configuration as submitted, state, runs, checkpoints."""
-    stages = [stage for stage in recorded.predicate.recipe_stages if stage.experiment is not None]
-    for stage in recorded.predicate.recipe_stages:
-        if stage.experiment is None:
-            yield f"{UNCHECKED}stage {stage.name} on a cluster: it was not run by an experiment of the driver"
-    if not stages:
-        return
-    try:
-        master = ask(state.cluster.address)
-    except Refused as refusal:
-        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {refusal}"
-        return
-    if master.cluster.id != state.cluster.id:
-        where = f"{master.cluster.address} is another cluster"
-        yield f"{UNCHECKED}the cluster's side of {len(stages)} experiments: {where}"
-        return
-    registered = state.registered and state.registered.checkpoint
-    for stage in stages:
-        wanted, where = stage.experiment, f"{NAME}: stage {stage.name}"
-        if master.look(wanted.id).state == "DELETED":
-            raise CheckFailed(f"{where}: experiment {wanted.id} is not on {master.cluster.address}")
-        found = master.record(wanted.id)
-        now = replace(found, asked=wanted.asked, checkpoints=wanted.checkpoints)
-        for line in differences(asdict(wanted), asdict(now), f"{where}: experiment"):
-            raise CheckFailed(line.replace("the run says", "the cluster says"))
-        yield from _checkpoints(wanted, found, registered, f"{where}: experiment {wanted.id}")
-
-
-def _checkpoints(wanted: Experiment, found: Experiment, registered: str | None, where: str) -> Iterator[str]:
-    """The recorded checkpoints are there still, or were collected by the rule that the master had."""
-    kept = wanted.policy.kept(wanted.checkpoints) | {registered}
-    there = {checkpoint.uuid: checkpoint for checkpoint in found.checkpoints if checkpoint.state == "COMPLETED"}
-    for uuid in sorted(there.keys() - {checkpoint.uuid for checkpoint in wanted.checkpoints}):
-        raise CheckFailed(f"{where} has checkpoint {uuid} on the cluster, which is not recorded")
-    gone = [checkpoint for checkpoint in wanted.checkpoints if checkpoint.uuid not in there]
-    for checkpoint in wanted.checkpoints:
-        if checkpoint in gone and checkpoint.uuid in kept:
-            raise CheckFailed(
-                f"{where}: checkpoint {checkpoint.uuid} of step {checkpoint.steps} is no longer in the cluster's "
-                "storage, though its policy keeps it"
-            )
-        if checkpoint not in gone and there[checkpoint.uuid] != checkpoint:
-            raise CheckFailed(f"{where}: checkpoint {checkpoint.uuid} is {checkpoint}, the cluster says otherwise")
-    if gone:
-        steps = ", ".join(str(checkpoint.steps) for checkpoint in gone)
-        yield f"collected since by the cluster's policy: experiment {wanted.id}, checkpoints of step {steps}"

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,25 @@ from tools.driver.patience import NO_LOGIN, PATIENCE, Away, Patience, first_line
 from tools.driver.records import Cluster, Experiment, Policy, Registered, Segment, Stored
 
 ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Metrics that a trial reported; ``run`` counts the trial's runs between pauses, losses and restarts."""
+
+    group: str
+    run: int
+    steps: int
+    metrics: dict
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An experiment found by its label."""
+
+    id: int
+    name: str
+    state: str
 
 
 @dataclass(frozen=True)
@@ -253,13 +272,17 @@ class Master:
             return
         lines = self._asked(lambda: list(self._client.get_trial(summary.id).iter_logs()))
         write_bytes(log, "".join(line if line.endswith("\n") else f"{line}\n" for line in lines).encode())
-        names = {"avg_metrics": "training", "validation_metrics": "validation"}
-        reports = []
-        for group in sorted(names.get(key, key) for key in summary.summaryMetrics or {}):
-            for report in self._reports(summary.id, group):
-                place = {"group": group, "run": report.trial_run_id, "steps": report.steps_completed}
-                reports.append({**place, "metrics": report.metrics})
-        write_lines(metrics, reports)
+        write_lines(metrics, map(asdict, self._all_reports(summary)))
+
+    def reports(self, experiment: int) -> list[Report]:
+        """Everything that the trial reported."""
+        summary = self._trial(experiment)
+        return [] if summary is None else self._all_reports(summary)
+
+    def labelled(self, label: str) -> list[Labelled]:
+        """Experiments with this label that the user may see, in any project."""
+        found = self._asked(lambda: self._client.list_experiments(labels=[label]))
+        return [Labelled(one.id, one.name, _state(one)) for one in sorted(found, key=lambda one: one.id)]
 
     def register(
         self, name: str, uuid: str, holds: str, workspace: str, description: str, metadata: dict
@@ -312,6 +335,14 @@ class Master:
                 steps=[min(steps[run]), max(steps[run])] if run in steps else [],
             )
             for run, allocation in enumerate(allocations, 1)
+        ]
+
+    def _all_reports(self, trial) -> list[Report]:
+        names = {"avg_metrics": "training", "validation_metrics": "validation"}
+        return [
+            Report(group, report.trial_run_id, report.steps_completed, report.metrics)
+            for group in sorted(names.get(key, key) for key in trial.summaryMetrics or {})
+            for report in self._reports(trial.id, group)
         ]
 
     def _reports(self, trial: int, group: str) -> list:
