@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.errors import Refused
-from recipe.records import read, read_lines
+from recipe.records import Inside, Sha256, read, read_lines
 from recipe.task.environment import Event
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
@@ -63,6 +63,14 @@ class Step:
     step: int
     rollouts: list[Trained]
     metrics: dict[str, float | int]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """``checkpoint-N.json`` beside a checkpoint of training: the SHA-256 of each of its files."""
+
+    step: int
+    files: dict[Inside, Sha256]
 
 
 def step_name(step: int) -> str:

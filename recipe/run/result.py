@@ -166,12 +166,12 @@ def write(
         outputs=outputs(folder),
         seconds={part: round(value, 3) for part, value in seconds.items()},
         started=time.strftime(STAMP, time.gmtime(start)),
-        machine=_machine(),
+        machine=machine(),
     )
     write_json(folder / RESULT, asdict(result))
 
 
-def _machine() -> dict[str, int | str | None]:
+def machine() -> dict[str, int | str | None]:
     """What a byte-for-byte repetition would have to share."""
     torch = sys.modules.get("torch")  # only where the stage ran a model
     cuda = torch is not None and torch.cuda.is_available()

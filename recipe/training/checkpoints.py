@@ -15,16 +15,16 @@ same tasks, same random state, same bytes (on a GPU as far as its kernels are de
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl
 
 from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
-from recipe.records import Inside, Sha256, read
+from recipe.records import read
 from recipe.run import processes
-from recipe.run.evidence import STEPS, TRAINER, VALIDATION
+from recipe.run.evidence import STEPS, TRAINER, VALIDATION, Seal
 from recipe.run.stage import Stage
 from recipe.training import adapter
 from recipe.training.protocol import kept
@@ -32,14 +32,6 @@ from recipe.training.protocol import kept
 STATE = "trainer_state.json"
 KEPT = (adapter.WEIGHTS, "optimizer.pt", "scheduler.pt", STATE)  # and the random state of every process; the rest is not read
 UNREAD = ("log_history", "total_flos")  # of the state: times, and how often training was resumed
-
-
-@dataclass(frozen=True)
-class Seal:
-    """``checkpoint-N.json``: the SHA-256 of each file of ``checkpoint-N``."""
-
-    step: int
-    files: dict[Inside, Sha256]
 
 
 class Saver(TrainerCallback):
@@ -63,6 +55,7 @@ class Saver(TrainerCallback):
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         _strip(folder)
+        folder.with_name("README.md").unlink(missing_ok=True)  # TRL's model card, which names the run's place
         follow_umask(folder)
         write_json(_seal(folder), asdict(Seal(state.global_step, tree_digests(folder))))
         _discard_unscheduled(self._stage, but=state.global_step)
@@ -117,9 +110,8 @@ def cut_back(stage: Stage, step: int) -> None:
 
 
 def finish(stage: Stage) -> None:
-    """Remove what only a paused training would go on from, and TRL's model card, which names the run's place."""
+    """Remove what only a paused training would go on from."""
     _discard_unscheduled(stage)
-    (stage.folder / TRAINER / "README.md").unlink(missing_ok=True)
 
 
 def _discard_unscheduled(stage: Stage, but: int | None = None) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from recipe import retention
 from recipe.errors import CheckFailed
-from recipe.files import file_digest
+from recipe.files import file_digest, tree_digests
 from recipe.policy import checkpoint
+from recipe.records import read
 from recipe.run import evidence, repository
-from recipe.run.evidence import Evaluated
+from recipe.run.evidence import Evaluated, Seal
 from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, consumed
 from recipe.stages import EVIDENCE
@@ -126,6 +127,11 @@ def _weights(plan: Plan) -> None:
     due = sorted(f"checkpoint-{step}{rest}" for step in kept(grpo) for rest in ("", ".json"))
     if found != due:
         raise CheckFailed(f"grpo/{evidence.TRAINER}: found {found}, the plan wants {due}")
+    for step in kept(grpo):
+        saved = plan.run / "grpo" / evidence.TRAINER / f"checkpoint-{step}"
+        seal = read(Seal, saved.with_name(f"{saved.name}.json"), "a checkpoint's seal")
+        if seal != Seal(step, tree_digests(saved)):
+            raise CheckFailed(f"grpo/{evidence.TRAINER}/{saved.name} is not the one that was saved")
 
 
 def committed(plan: Plan) -> None:

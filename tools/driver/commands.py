@@ -31,6 +31,7 @@ from recipe.run.plan import Plan, load, load_run, prepare
 from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
+from recipe.verify import rerun
 from tools import site
 from tools.driver import chain, compare, local, manifest, remote
 from tools.driver.records import STATE, load_state
@@ -212,10 +213,15 @@ def fetch(folder: Path, target: Path) -> None:
     print(f"{target}: {count} files")
 
 
-def verify(folder: Path, replayed: bool) -> None:
-    """Prove the manifest again; what this machine cannot check is said."""
+def verify(folder: Path, replayed: bool, again: str | None) -> None:
+    """Prove the manifest again; what this machine cannot check is said. ``again``: an interval to train once more."""
+    if again is not None:
+        plan = load_run(folder)  # with every input, and by the run's own sources
+        ends = rerun.interval(plan, again)
     lines = list(manifest.verify(folder, NAMES, remote.connect, replayed))
     print(*lines, sep="\n", end="\n" if lines else "")
+    if again is not None:
+        print(rerun.rerun(plan, *ends))
     whole = not any(line.startswith(compare.UNCHECKED) for line in lines)
     print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
 
@@ -250,6 +256,9 @@ def main() -> int:
             command.add_argument("--to", type=Path, required=True, help="new folder")
         if name == "verify":
             command.add_argument("--quick", action="store_true", help="take rollouts and weights at their word")
+            command.add_argument(
+                "--rerun", metavar="FROM:TO", nargs="?", const=":", help="train the steps between two kept checkpoints again"
+            )
     given = parser.parse_args()
     if given.command == "run":
         new = (given.model, given.retention_baseline, given.output)
@@ -266,7 +275,7 @@ def main() -> int:
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),
-        "verify": lambda: verify(given.run, not given.quick),
+        "verify": lambda: verify(given.run, not given.quick, given.rerun),
     }
     return guarded(work[given.command])
 

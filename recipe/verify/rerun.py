@@ -1,0 +1,123 @@
+"""Training again: an interval between two kept checkpoints executed once more, and its evidence compared byte by byte.
+
+Pausing changes nothing, so a checkpoint of the frozen schedule is a place to begin from (step 0 is the starting
+checkpoint itself), and whoever has the run can take any interval's steps again: rollouts, losses, gradients, weights.
+The bytes are those of the run on a machine of its kind alone (README, "Same bytes").
+"""
+
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from recipe.errors import CheckFailed, Refused
+from recipe.files import tree_digests
+from recipe.run.cluster import Runtime
+from recipe.run.evidence import STEPS, TRAINER, VALIDATION, step_name
+from recipe.run.plan import Plan
+from recipe.run.result import completed, machine
+from recipe.run.stage import Stage
+from recipe.training.protocol import kept
+
+KIND = ("processes", "processor", "threads", "gpu")  # of a machine: what the order of its sums depends on
+_STEP = re.compile(rf"(?:{STEPS}|{VALIDATION})/step-(\d+)\.jsonl?|{TRAINER}/checkpoint-(\d+)[./].*")
+
+
+@dataclass(frozen=True)
+class Again:
+    """What was made again and is the same."""
+
+    start: int
+    end: int
+    rollouts: int
+    files: int
+    bytes: int
+
+    def __str__(self) -> str:
+        steps = self.end - self.start
+        return (
+            f"trained again: steps {self.start + 1} to {self.end} ({steps} of them, {self.rollouts} rollouts): "
+            f"{self.files} files, {self.bytes} bytes, all the same"
+        )
+
+
+def interval(plan: Plan, text: str) -> tuple[int, int]:
+    """The interval that ``FROM:TO`` names; empty sides are the first and the last step.
+
+    Raises:
+        Refused: it does not lie between two places where training can begin and end.
+    """
+    places = [0, *kept(plan.config.grpo), plan.config.grpo.steps]
+    first, colon, last = text.partition(":")
+    try:
+        start, end = int(first or places[0]), int(last or places[-1])
+    except ValueError:
+        start = end = -1
+    if not colon or start not in places or end not in places or start >= end:
+        raise Refused(f"--rerun {text}: give FROM:TO, two of the steps {', '.join(map(str, places))}")
+    return start, end
+
+
+def rerun(plan: Plan, start: int, end: int) -> Again:
+    """Train from step ``start`` to ``end`` again, in a scratch folder.
+
+    Raises:
+        Refused: another kind of machine than the run's.
+        CheckFailed: names the first file that is another.
+    """
+    from recipe import grpo
+    from recipe.run.evidence import read_step
+    from recipe.training import checkpoints
+
+    trained, here = completed(plan, "grpo"), machine()
+    for key in KIND:
+        if trained.machine.get(key) != here[key]:
+            raise Refused(
+                f"--rerun: GRPO ran with {key} {trained.machine.get(key)}, this process has {here[key]}; its bytes are "
+                "promised on a machine of its kind alone"
+            )
+    source = plan.run / "grpo"
+    with TemporaryDirectory(prefix="rerun-") as scratch:
+        stage = Stage("grpo", replace(plan, run=Path(scratch)), _until(Path(scratch), end))
+        stage.folder.mkdir()
+        _begin(source, stage.folder, start)
+        before = tree_digests(stage.folder)
+        checkpoint, _ = checkpoints.latest(stage)
+        if start and checkpoint is None:
+            raise CheckFailed(f"grpo/{TRAINER}/checkpoint-{start} is not whole")
+        grpo.train(stage)
+        made = {name: sha for name, sha in tree_digests(stage.folder).items() if name not in before}
+        due = {name: sha for name, sha in trained.outputs.items() if _within(name, start, end, plan.config.grpo.steps)}
+        for name in sorted(made.keys() | due.keys()):
+            if made.get(name) != due.get(name):
+                how = "was not made" if name not in made else "is none of the run's" if name not in due else "is another"
+                raise CheckFailed(f"--rerun {start}:{end}: grpo/{name} {how}")
+        size = sum((stage.folder / name).stat().st_size for name in made)
+    steps = [read_step(source / STEPS / step_name(step)) for step in range(start + 1, end + 1)]
+    return Again(start, end, sum(len(step.rollouts) for step in steps), len(made), size)
+
+
+def _until(scratch: Path, end: int) -> Runtime:
+    """Pauses after step ``end``, which is asked for when the record of the step before it is there."""
+    before = scratch / "grpo" / STEPS / step_name(end - 1)
+    return Runtime({}, lambda *_: None, lambda: end == 1 or before.exists(), lambda *_: None)
+
+
+def _begin(source: Path, target: Path, start: int) -> None:
+    """What a training that was paused after ``start`` had left."""
+    if not start:
+        return
+    name = f"checkpoint-{start}"
+    shutil.copytree(source / TRAINER / name, target / TRAINER / name)
+    shutil.copyfile(source / TRAINER / f"{name}.json", target / TRAINER / f"{name}.json")
+    (target / STEPS).mkdir()
+    for step in range(1, start + 1):
+        shutil.copyfile(source / STEPS / step_name(step), target / STEPS / step_name(step))
+
+
+def _within(name: str, start: int, end: int, last: int) -> bool:
+    """Whether the file of the stage was made in the interval; protocol and adapter have no step in their names."""
+    if found := _STEP.fullmatch(name):
+        return start < int(found[1] or found[2]) <= end
+    return name.startswith("adapter/") and end == last or name == "protocol.json"
