@@ -408,7 +408,7 @@ def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
     code = {path.relative_to(ROOT).as_posix() for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
     assert {path for path in code - frozen if not path.startswith("recipe/practice/")} == {
         "experiments/report.py", "recipe/progress.py", "recipe/report.py", "recipe/verify/__init__.py",
-        "recipe/verify/derive.py", "recipe/verify/opened.py", "recipe/verify/plots.py", "recipe/verify/replay.py", "recipe/verify/summary.py",
+        "recipe/verify/derive.py", "recipe/verify/opened.py", "recipe/verify/plots.py", "recipe/verify/replay.py", "recipe/verify/rerun.py", "recipe/verify/summary.py",
     }  # fmt: skip
     assert {"recipe/policy/engine/linear.py", "recipe/orders/judge.py", "recipe/run/evidence.py"} <= frozen <= code
 
