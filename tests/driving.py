@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.files import write_json
+from recipe.run import attempts
+from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Frozen, Plan, Repository, Tree
+from recipe.run.plan import PLAN, Frozen, Plan, Repository, Tree
 from recipe.run.result import outputs
+from recipe.stages import STAGES as FACTS
 from runs import ROOT
 from tools.driver import chain, remote
 from tools.driver.commands import STAGES
@@ -26,9 +29,11 @@ class Killed(BaseException):
 def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None) -> None:
     """What a stage's process leaves on disk."""
     folder = run / stage
+    owner = Owner("c", number, number) if number else None
+    attempts.begin(run, stage, 0 if FACTS[stage].resumable else None, owner)
     folder.mkdir(exist_ok=True)
     if number:
-        write_json(folder / CLAIM, {"cluster": "c", "experiment": number, "trial": number})
+        write_json(folder / CLAIM, asdict(owner))
     (folder / "evidence.txt").write_text(stage)
     write_json(
         folder / RESULT,
@@ -46,6 +51,7 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "machine": {"gpu": None},
         },
     )
+    attempts.end(folder, owner)
 
 
 @dataclass
@@ -173,11 +179,11 @@ class Fake:
         return Registered(name, 1, uuid, holds)
 
 
-def fake_plan(run: Path) -> Plan:
+def fake_plan(run: Path, nonce: str = "b" * 16) -> Plan:
     run.mkdir()
-    write_json(run / "plan.json", {"plan_id": "a" * 64})
+    write_json(run / PLAN, {"plan_id": "a" * 64, "nonce": nonce})
     tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
-    frozen = Frozen(2, "a" * 64, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
+    frozen = Frozen(3, "a" * 64, nonce, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
     return Plan(frozen, {}, run)
 
 
