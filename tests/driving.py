@@ -26,11 +26,11 @@ class Killed(BaseException):
     """What a SIGKILL leaves of a call: it happened or it did not, and nobody learns."""
 
 
-def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None) -> None:
+def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None, step: int = 0) -> None:
     """What a stage's process leaves on disk."""
     folder = run / stage
     owner = Owner("c", number, number) if number else None
-    attempts.begin(run, stage, 0 if FACTS[stage].resumable else None, owner)
+    attempts.begin(run, stage, step if FACTS[stage].resumable else None, owner)
     folder.mkdir(exist_ok=True)
     if number:
         write_json(folder / CLAIM, asdict(owner))

@@ -176,6 +176,8 @@ def test_a_stage_out_of_order_is_refused_and_leaves_the_right_order_possible(pra
         done = stage_process(name, folder)
         assert done.returncode == 2 and "run it first" in done.stderr and "Traceback" not in done.stderr
         assert {*folder.iterdir()} == before
+        assert [(entry.stage, entry.event) for entry in attempts.load(folder)[-2:]] == [(name, "started"), (name, "refused")]
+    assert attempts.check(folder, []) == [] and attempts.summary(attempts.load(folder))[0] == "merge refused once"
 
 
 def test_a_fresh_process_environment_does_not_matter(run, practice, tmp_path):
