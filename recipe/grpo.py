@@ -55,6 +55,7 @@ def train(stage: Stage) -> Done | None:
     chat = agent_chat(tokenizer, config.rules.family)
     resumed_from, step = processes.main_rank(lambda: checkpoints.latest(stage))
     processes.main_rank(lambda: checkpoints.cut_back(stage, step))
+    processes.main_rank(lambda: stage.began(step))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
     trainer = AgenticGRPOTrainer(
@@ -73,7 +74,7 @@ def train(stage: Stage) -> Done | None:
     trainer.add_callback(Readback(stage, trainer))
     trainer.train(resume_from_checkpoint=resumed_from and str(resumed_from))
     if saver.paused:
-        return None
+        return processes.main_rank(lambda: stage.paused(trainer.state.global_step))
     return processes.main_rank(lambda: keep_adapter(stage, trainer.model, recorder.steps))
 
 

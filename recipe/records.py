@@ -67,12 +67,16 @@ def read(kind: Any, path: Path, what: str, layout: tuple[int, str] | None = None
 
 def read_lines(kind: Any, path: Path, what: str) -> list:
     """The records of a file of one JSON document a line, each as ``kind``. Raises as :func:`read` does."""
+    return lines(kind, content(path, what, own=True), path, what)
+
+
+def lines(kind: Any, found: bytes, path: Path, what: str) -> list:
+    """What :func:`read_lines` makes of the bytes that were ``found`` in a file."""
     # Split as bytes: str.splitlines would also break at U+2028 and its like inside a text.
-    lines = content(path, what, own=True).splitlines()
     why = f"{what} is not readable as JSON lines: {path}"
     return [
         parse(kind, plain(line, f"{why}: line {number}"), f"{path}: line {number}")
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(found.splitlines(), 1)
     ]
 
 

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 from recipe.files import write_json
+from recipe.run import attempts
+from recipe.run.claim import Owner
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Frozen, Plan, Repository, Tree
+from recipe.run.plan import PLAN, Frozen, Plan, Repository, Tree
 from recipe.run.result import outputs
+from recipe.stages import STAGES as FACTS
 from runs import ROOT
 from tools.driver import chain, remote
 from tools.driver.commands import STAGES
@@ -24,12 +27,14 @@ class Killed(BaseException):
     """What a SIGKILL leaves of a call: it happened or it did not, and nobody learns."""
 
 
-def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None) -> None:
+def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, number: int | None = None, step: int = 0) -> None:
     """What a stage's process leaves on disk."""
     folder = run / stage
+    owner = Owner("c", number, number) if number else None
+    attempts.begin(run, stage, step if FACTS[stage].resumable else None, owner)
     folder.mkdir(exist_ok=True)
     if number:
-        write_json(folder / CLAIM, {"cluster": "c", "experiment": number, "trial": number})
+        write_json(folder / CLAIM, asdict(owner))
     (folder / "evidence.txt").write_text(stage)
     write_json(
         folder / RESULT,
@@ -47,6 +52,7 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "machine": {"gpu": None},
         },
     )
+    attempts.end(folder, owner)
 
 
 @dataclass
@@ -174,11 +180,11 @@ class Fake:
         return Registered(name, 1, uuid, holds)
 
 
-def fake_plan(run: Path) -> Plan:
+def fake_plan(run: Path, nonce: str = "b" * 16) -> Plan:
     run.mkdir()
-    write_json(run / "plan.json", {"plan_id": "a" * 64})
+    write_json(run / PLAN, {"plan_id": "a" * 64, "nonce": nonce})
     tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
-    frozen = Frozen(2, "a" * 64, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
+    frozen = Frozen(3, "a" * 64, nonce, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
     return Plan(frozen, {}, run)
 
 

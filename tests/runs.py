@@ -34,17 +34,18 @@ def stage_process(stage: str, run: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def settings(practice: Path) -> dict:
-    """Overrides that fit a practice checkpoint, in the small size."""
+def settings(practice: Path, **more: dict) -> dict:
+    """Overrides that fit a practice checkpoint, in the small size, and ``more`` of them."""
     chosen = yaml.safe_load((practice / "practice.yaml").read_text())
-    for owner, values in SMALL.items():
+    for owner, values in (*SMALL.items(), *more.items()):
         chosen[owner] = {**chosen.get(owner, {}), **values}
     return chosen
 
 
-def prepared(practice: Path, output: Path) -> Path:
+def prepared(practice: Path, output: Path, **more: dict) -> Path:
     """A plan of the small size for a practice checkpoint, frozen into ``output``."""
-    plan.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(settings(practice)), output)
+    chosen = config.resolve(settings(practice, **more))
+    plan.prepare(practice / "checkpoint", practice / "retention-baseline", chosen, output)
     return output
 
 

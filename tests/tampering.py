@@ -8,7 +8,7 @@ from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN
 from recipe.records import read_json, read_lines
 from recipe.run.evidence import RESULT
-from recipe.run.plan import PLAN, load
+from recipe.run.plan import PLAN, id_of, load
 from recipe.run.result import consumed, outputs
 from recipe.stages import NAMES
 
@@ -72,7 +72,7 @@ def reseal(stage: Path) -> None:
 def reforge(run: Path, **changes) -> None:
     """Change fields of the plan, with a plan id that fits them."""
     document = {**read_json(run / PLAN, "plan"), **changes}
-    document["plan_id"] = digest({key: value for key, value in document.items() if key != "plan_id"})
+    document["plan_id"] = id_of(document)
     write_json(run / PLAN, document)
 
 

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from driving import fake_plan
 from recipe import grpo
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
+from recipe.run import attempts
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
 from recipe.run.evidence import TRAINER
@@ -59,26 +61,33 @@ def test_two_runs_of_a_plan_are_byte_identical(run, practice, tmp_path):
         assert evidence(again / stage) == evidence(run / stage)
 
 
-def test_asking_for_a_checkpoint_deletes_nothing_and_cutting_back_what_is_later(tmp_path):
-    stage = SimpleNamespace(folder=tmp_path)
-    for step in (2, 4):
-        saved = tmp_path / TRAINER / f"checkpoint-{step}"
+def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_what_is_later(tmp_path):
+    run = fake_plan(tmp_path / "run").run
+    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None))
+    for step in (2, 4, 5):
+        saved = stage.folder / TRAINER / f"checkpoint-{step}"
         write_json(saved / "rng_state.pth", step)
         write_json(saved.with_suffix(".json"), {"step": step, "files": tree_digests(saved)})
-    write_json(tmp_path / TRAINER / "checkpoint-6" / "rng_state.pth", "torn: it has no seal")
-    for step in range(1, 6):
-        write_json(tmp_path / "steps" / f"step-{step:04d}.json", {})
-    before = tree_digests(tmp_path)
-    assert resume.latest(stage) == (tmp_path / TRAINER / "checkpoint-4", 4)
-    assert tree_digests(tmp_path) == before
+    for step, why in ((1, "was being removed"), (6, "was being saved")):
+        write_json(stage.folder / TRAINER / f"checkpoint-{step}" / "rng_state.pth", f"torn, it {why}")
+    for step in range(1, 7):
+        write_json(stage.folder / "steps" / f"step-{step:04d}.json", {"step": step})
+    write_json(stage.folder / "validation" / "step-0006.jsonl", {})
+    before = tree_digests(stage.folder)
+    assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-5", 5)
+    assert tree_digests(stage.folder) == before
     resume.cut_back(stage, 4)
-    assert set(tree_digests(tmp_path)) == {
-        *(f"trainer/checkpoint-{step}{rest}" for step in (2, 4) for rest in ("/rng_state.pth", ".json")),
-        *(f"steps/step-{step:04d}.json" for step in range(1, 5)),
-    }  # fmt: skip
-    (tmp_path / "steps" / "step-notes.json").touch()
+    later = ("checkpoint-5", "checkpoint-6", "step-0005", "step-0006")
+    aside = {name: sha for name, sha in before.items() if any(step in name for step in later)}
+    kept = {name: sha for name, sha in before.items() if name not in aside and "checkpoint-1" not in name}
+    assert tree_digests(stage.folder) == kept and tree_digests(run / "grpo.attempt-1") == aside
+    assert len(aside) == 6 and len(kept) == 8
+    resume.cut_back(stage, 4)
+    assert [(entry.event, entry.folder) for entry in attempts.load(run)] == [("set aside", "grpo.attempt-1")]
+    (stage.folder / "steps" / "step-notes.json").touch()
     with pytest.raises(Refused, match="step-notes.json is none of the stage's own files"):
-        resume.cut_back(stage, 4)
+        resume.cut_back(stage, 1)
+    assert tree_digests(stage.folder).items() >= kept.items()
 
 
 def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):
@@ -163,11 +172,13 @@ def test_help_shows_an_example_and_loads_nothing_heavy(entry):
 
 def test_a_stage_out_of_order_is_refused_and_leaves_the_right_order_possible(practice, tmp_path):
     folder = prepared(practice, tmp_path / "early")
-    before = sorted(folder.iterdir())
+    before = {*folder.iterdir(), folder / attempts.NAME}
     for name in ("merge", "candidate", "retention", "report"):
         done = stage_process(name, folder)
         assert done.returncode == 2 and "run it first" in done.stderr and "Traceback" not in done.stderr
-        assert sorted(folder.iterdir()) == before
+        assert {*folder.iterdir()} == before
+        assert [(entry.stage, entry.event) for entry in attempts.load(folder)[-2:]] == [(name, "started"), (name, "refused")]
+    assert attempts.check(folder, []) == [] and attempts.summary(attempts.load(folder))[0] == "merge refused once"
 
 
 def test_a_fresh_process_environment_does_not_matter(run, practice, tmp_path):

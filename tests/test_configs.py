@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from driving import fake_plan
 from master_double.schema import check_command, check_experiment
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
-from recipe.run import entrypoint, result
+from recipe.run import attempts, entrypoint, result
 from recipe.run.claim import Owner
 from recipe.run.claim import claim as take
 from recipe.run.cluster import Runtime
+from recipe.run.plan import PLAN
 from runs import ROOT
 
 CONFIGS = ROOT / "determined_configs"
@@ -311,18 +313,20 @@ def attempt(folder: Path, claim: Owner | None, finished: bool) -> None:
     ],
 )
 def test_who_takes_up_what_an_earlier_run_left(tmp_path, claim, finished, owner, resumable, outcome):
-    folder = tmp_path / "stage"
+    folder = fake_plan(tmp_path / "run").run / "merge"
     attempt(folder, claim, finished)
     if outcome in ("goes on", "starts over", "is told again"):
         assert take(folder, owner, resumable) == (outcome != "is told again")
         assert (folder / "evidence").exists() == (outcome != "starts over")
+        assert (tmp_path / "run" / "merge.attempt-1" / "evidence").exists() == (outcome == "starts over")
         assert (folder / "claim.json").exists() == (owner is not None)
         assert result.outputs(folder).keys() == ({"evidence/rollouts.json"} if outcome != "starts over" else set())
     else:
         with pytest.raises(Refused, match=outcome):
             take(folder, owner, resumable)
         assert (folder / "evidence").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+    left = {"merge.attempt-1", attempts.NAME} if outcome == "starts over" else set()
+    assert {path.name for path in folder.parent.iterdir()} == {PLAN, "merge", *left}
 
 
 @pytest.mark.parametrize("owner", [None, MINE])

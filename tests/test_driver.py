@@ -15,9 +15,10 @@ import yaml
 from driving import NAMES, Fake, Killed, World, driven, driver, fake_plan, finish, submissions
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
+from recipe.run import attempts
 from recipe.run.claim import holder
 from recipe.run.evidence import CLAIM
-from recipe.run.plan import Plan
+from recipe.run.plan import PLAN, Plan
 from runs import ROOT
 from tools import site as sites
 from tools.driver import chain, commands, remote
@@ -96,6 +97,17 @@ def test_another_folder_with_the_same_plan_has_experiments_of_its_own(plan, tmp_
     assert submissions(world) == [*NAMES, *NAMES]
 
 
+def test_a_run_prepared_again_in_the_same_place_has_experiments_of_its_own(plan):
+    world = World()
+    driven(plan, world).run()
+    shutil.rmtree(plan.run)
+    again = fake_plan(plan.run, nonce="c" * 16)
+    assert again.id == plan.id
+    driven(again, world).run()
+    assert submissions(world) == [*NAMES, *NAMES]
+    assert [load_state(plan.run).attempts[name][0].experiment for name in NAMES] == list(range(8, 15))
+
+
 def test_an_experiment_started_by_hand_is_followed(plan):
     world, said = World(), []
     by_hand = chain.configuration("preflight", plan.id, plan.kind, plan.run / "plan.json", "label of nobody")
@@ -107,7 +119,7 @@ def test_an_experiment_started_by_hand_is_followed(plan):
 
 def test_two_experiments_for_one_stage_are_refused(plan):
     world = World()
-    label = chain.label_of(plan.id, "preflight", 1)
+    label = chain.label_of(plan.id, plan.frozen.nonce, "preflight", 1)
     for _ in range(2):  # as a fork in the web interface makes it
         world.start(chain.configuration("preflight", plan.id, plan.kind, plan.run / "plan.json", label))
     with pytest.raises(Refused, match=r"2 experiments .*\(1, 2\)"):
@@ -147,7 +159,7 @@ def test_the_first_failure_stops_the_chain_and_resume_repeats_it(plan, case):
     world.leaves.clear()
     driven(plan, world, again=True).run()
     assert submissions(world) == ["preflight", "baseline", "grpo", *NAMES[2:]]
-    assert [attempt.label[-6:] for attempt in load_state(plan.run).attempts["grpo"]] == ["a/grpo", "grpo/2"]
+    assert [attempt.label[-6:] for attempt in load_state(plan.run).attempts["grpo"]] == ["b/grpo", "grpo/2"]
     assert (plan.run / "grpo.attempt-1").exists() == (leaves.get("grpo") != "nothing")
 
 
@@ -296,7 +308,7 @@ def test_notes_and_labels_tell_the_story(plan):
     driven(plan, world).run()
     assert "experiment 3" in world.notes[4] and plan.id in world.notes[4] and "- passed: good" in world.notes[4]
     submitted = world.experiments[3].configuration
-    assert submitted["labels"] == ["plan:aaaaaaaaaaaaaaaa/grpo", "plan:aaaaaaaaaaaaaaaa", "practice"]
+    assert submitted["labels"] == ["plan:aaaaaaaaaaaaaaaa/bbbbbbbb/grpo", "plan:aaaaaaaaaaaaaaaa", "practice"]
     assert submitted["entrypoint"] == "python -m experiments.grpo" and str(plan.run) in submitted["description"]
 
 
@@ -331,7 +343,8 @@ def test_fetch_leaves_attempts_behind_and_overwrites_nothing(plan, monkeypatch, 
     (plan.run / "grpo.attempt-1").mkdir()
     monkeypatch.setattr("tools.driver.commands.load_run", lambda folder, check_inputs: replace(plan, run=folder))
     fetch(plan.run, tmp_path / "to")
-    assert {path.name for path in (tmp_path / "to").iterdir()} == {*NAMES, "logs", "metrics", "plan.json", STATE}
+    kept = (*NAMES, PLAN, attempts.NAME)
+    assert {path.name for path in (tmp_path / "to").iterdir()} == {*kept, "logs", "metrics", STATE}
     with pytest.raises(Refused, match="exists already"):
         fetch(plan.run, tmp_path / "to")
     (plan.run / "merge" / "evidence.txt").write_text("other")

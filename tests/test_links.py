@@ -14,6 +14,7 @@ from recipe import report
 from recipe.errors import Refused
 from recipe.files import check_entry, file_digest, files_below, tree_digests, write_bytes, write_json
 from recipe.policy import checkpoint
+from recipe.run.attempts import set_aside
 from recipe.run.claim import Owner, claim
 from recipe.run.evidence import CLAIM, RESULT, STEPS
 from recipe.run.plan import PLAN, TASKS, Plan, load, load_run
@@ -23,7 +24,6 @@ from runs import prepared
 from tampering import edit, reforge
 from test_records import impatient
 from tools.driver import commands, manifest
-from tools.driver.chain import set_aside
 from tools.driver.records import STATE
 
 
@@ -336,12 +336,15 @@ def test_no_stage_begins_in_it(odd, tmp_path):
         claim(tmp_path / "grpo", None, resumable=True)
 
 
-def test_what_starts_over_removes_a_link_and_not_what_it_leads_to(tmp_path, beside):
+def test_nothing_starts_over_with_it(odd, run):
+    """What is set aside has a digest."""
     owner = Owner("c", 1, 1)
-    assert claim(tmp_path / "merge", owner, resumable=False)
-    (tmp_path / "merge" / "checkpoint").symlink_to(beside / "folder")
-    assert claim(tmp_path / "merge", owner, resumable=False)
-    assert [path.name for path in (tmp_path / "merge").iterdir()] == [CLAIM]
+    set_aside(run / "merge")
+    assert claim(run / "merge", owner, resumable=False)
+    before = sorted(run.iterdir())
+    with refused(odd(run / "merge" / "checkpoint")):
+        claim(run / "merge", owner, resumable=False)
+    assert sorted(run.iterdir()) == before and (run / "merge" / CLAIM).is_file()
 
 
 def test_a_name_that_a_link_holds_is_not_free(run, tmp_path):

@@ -21,6 +21,7 @@ from recipe.files import write_json
 from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run.evidence import PROTOCOL
+from recipe.run.plan import PLAN
 from recipe.run.stage import Stage
 from recipe.training import protocol
 from recipe.verify import replay
@@ -122,6 +123,7 @@ def planned(practice, tmp_path_factory) -> Stage:
 def stage(planned, tmp_path, monkeypatch) -> Stage:
     """A grpo stage in a folder of its own that ends at its first rollout."""
     ends_at_the_first_rollout(monkeypatch)
+    shutil.copyfile(planned.plan.run / PLAN, tmp_path / PLAN)
     return Stage("grpo", replace(planned.plan, run=tmp_path), site())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from recipe import config, retention
 from recipe.errors import Refused
-from recipe.files import digest, write_json, write_lines
+from recipe.files import write_json, write_lines
 from recipe.mgsm import baseline
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN, Output, Protocol
 from recipe.policy import Sampling
@@ -80,7 +80,7 @@ def test_a_plan_that_forgets_its_baselines_deviations_is_refused(practice, tmp_p
     plan = retention_plan(practice, tmp_path, items=16)
     document = read_json(plan.run / "plan.json", "")
     document["deviations"].pop("retention_baseline.items")
-    document["plan_id"] = digest({key: value for key, value in document.items() if key != "plan_id"})
+    document["plan_id"] = plans.id_of(document)
     write_json(plan.run / "plan.json", document)
     with pytest.raises(Refused, match="deviations does not follow from the retention baseline"):
         plans.load(plan.run / "plan.json")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipe.errors import Refused
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a file system without them answers
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a file system without them answers
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def _lock(file: int, run: Path, name: str) -> None:
     except BlockingIOError:
         raise Refused(f"another {name} process is at work on {run}; let it end, or stop it") from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         print(f"{run} is on a file system without locks: start no second {name} process on it", file=sys.stderr)
 

@@ -2,26 +2,18 @@
 
 On a cluster ``claim.json`` names the trial that a folder belongs to. That trial alone takes up an unfinished attempt
 when Determined starts it again (pause, lost node, crash): a resumable stage goes on, any other starts over, and what
-was finished is told again. Removing the claim hands the folder on; do so only when its experiment has ended.
+was finished is told again; what is not gone on from is set aside (:mod:`recipe.run.attempts`). Removing the claim hands the folder on; do so only when its experiment has ended.
 """
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from recipe.errors import Refused
 from recipe.files import check_entry, files_below, write_json
 from recipe.records import read
+from recipe.run.attempts import Owner, set_aside
 from recipe.run.evidence import CLAIM, RESULT
-
-
-@dataclass(frozen=True)
-class Owner:
-    """``claim.json``: ids of the trial that a folder belongs to."""
-
-    cluster: str
-    experiment: int
-    trial: int
 
 
 def holder(folder: Path) -> Owner | None:
@@ -54,12 +46,8 @@ def claim(folder: Path, owner: Owner | None, resumable: bool) -> bool:
         raise Refused(f"{folder} is used already; prepare a new run, or continue with the driver's --resume")
     if finished:
         return False
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != CLAIM:
-            path.unlink()
-    return True
+    set_aside(folder, owner=owner)
+    return claim(folder, owner, resumable)
 
 
 def _created(folder: Path, owner: Owner | None) -> bool:

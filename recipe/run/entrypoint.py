@@ -2,7 +2,7 @@
 
 A stage owns ``RUN/STAGE/``. It writes its evidence there as it goes and ``result.json`` at the very end, so a folder
 without one is an unfinished attempt. A failed check leaves the evidence and a result that says why; a refusal leaves
-nothing.
+nothing but its lines in the journal of attempts.
 
 Given several GPUs, a stage that can use them runs as one process a GPU (:mod:`recipe.run.processes`); the main process
 does all of the above. Any other stage refuses more than one. Pausing a stage that is not resumable takes effect when it
@@ -25,7 +25,7 @@ from typing import NoReturn
 from recipe.errors import CheckFailed, EnvironmentFault, Refused, one_line
 from recipe.files import denied
 from recipe.progress import on_terminal
-from recipe.run import cluster, processes, result
+from recipe.run import attempts, cluster, processes, result
 from recipe.run.alone import alone
 from recipe.run.claim import claim, release
 from recipe.run.cluster import Runtime
@@ -181,7 +181,11 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
         def claimed() -> bool:
             if runtime.owner is None:  # a trial is alone by the master's word
                 held.enter_context(alone(plan.run, name))
-            return claim(stage.folder, runtime.owner, facts.resumable)
+            attempts.end(stage.folder, runtime.owner)  # of an earlier process that was killed just before
+            mine = claim(stage.folder, runtime.owner, facts.resumable)
+            if mine and not facts.resumable:
+                stage.began()
+            return mine
 
         if processes.main_rank(claimed):
             start = time.time()
@@ -192,12 +196,14 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
                 done = Done({}, failure=str(failure))
             except Refused:
                 if processes.is_main():
+                    stage.refused()
                     release(stage.folder)
                 raise
             if done is None:
                 return _told(f"stage {name} paused; start it again to go on", 0)
             stage.seconds["total"] = time.time() - start
             processes.main_rank(lambda: result.write(plan, name, done, inputs, stage.seconds, start))
+            processes.main_rank(lambda: attempts.end(stage.folder, runtime.owner))
         found = result.load(stage.folder)
         if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
             report(stage, found.metrics)

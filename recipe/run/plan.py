@@ -10,22 +10,24 @@ Every stage loads the plan through :func:`load`, which refuses a changed input a
 
 import os
 import random
+import secrets
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import metadata, util
 from pathlib import Path
+from typing import Annotated
 
 from recipe.config import Config, complete, deviations
 from recipe.errors import Refused
 from recipe.files import canonical, check_entry, digest, file_digest, files_below, real, tree_digests, write_json
 from recipe.mgsm import baseline
 from recipe.policy import checkpoint, configuration
-from recipe.records import Absolute, Commit, Inside, Sha256, parse, read
+from recipe.records import Absolute, Commit, Form, Inside, Sha256, parse, read
 from recipe.run import repository
 from recipe.task.family import Family, Task
 
-LAYOUT = 2
+LAYOUT = 3
 PLAN, TASKS = "plan.json", "tasks.json"
 OWN = ("experiments", "recipe", "tools", "tests")  # the importable folders of the checkout's root
 SOURCES = ("recipe", "experiments")  # those whose code can decide a number
@@ -33,6 +35,7 @@ SOURCES = ("recipe", "experiments")  # those whose code can decide a number
 READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
 MEASURED = "retention_baseline."  # begins the names of deviations that the retention baseline was recorded under
+Nonce = Annotated[str, Form("16 lower hex digits", "[0-9a-f]{16}")]
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -71,10 +74,15 @@ class Repository:
 
 @dataclass(frozen=True)
 class Frozen:
-    """``plan.json``. ``tasks`` is the SHA-256 of ``tasks.json``."""
+    """``plan.json``. ``tasks`` is the SHA-256 of ``tasks.json``.
+
+    ``nonce`` is drawn anew for each run and not covered by the plan id: equal inputs have equal ids, and two runs of
+    one plan are two.
+    """
 
     layout: int
     plan_id: Sha256
+    nonce: Nonce
     practice: bool
     config: dict
     deviations: dict
@@ -199,12 +207,13 @@ def prepare(
         "versions": versions(),
         "repository": state,
     }
-    document["plan_id"] = digest(document)
+    document |= {"plan_id": id_of(document), "nonce": secrets.token_hex(8)}
     plan = Plan(parse(Frozen, document, PLAN), splits, output)
     if output.exists():
-        if not (output / PLAN).is_file() or read(Frozen, output / PLAN, "the plan") != plan.frozen:
+        there = read(Frozen, output / PLAN, "the plan") if (output / PLAN).is_file() else None
+        if there is None or replace(plan.frozen, nonce=there.nonce) != there:
             raise Refused(f"the run folder is used already, and not by this plan: {output}; choose a new one")
-        return plan
+        return replace(plan, frozen=there)
     partial = output.with_name(f".{output.name}.partial")
     write_json(partial / TASKS, records)
     write_json(partial / PLAN, document)
@@ -232,7 +241,7 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     path = real(path)
     frozen = read(Frozen, path, "the plan", (LAYOUT, "prepare a new plan"))
     document = asdict(frozen)
-    if frozen.plan_id != digest({key: value for key, value in document.items() if key != "plan_id"}):
+    if frozen.plan_id != id_of(document):
         raise Refused(f"{path} was altered after it was frozen; prepare a new plan")
     config = complete(frozen.config)
     splits = _generated(config)
@@ -274,6 +283,11 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         if canonical(measured) != canonical(_deviations(plan.recorded)):
             raise Refused(f"{path}: deviations does not follow from the retention baseline; prepare a new plan")
     return plan
+
+
+def id_of(document: dict) -> str:
+    """The plan id: SHA-256 of all that ``plan.json`` says, but for the id itself and the run's nonce."""
+    return digest({key: value for key, value in document.items() if key not in ("plan_id", "nonce")})
 
 
 def load_run(run: Path, check_inputs: bool = True, check_sources: bool | None = None) -> Plan:

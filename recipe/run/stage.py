@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.progress import Progress
-from recipe.run import processes
+from recipe.run import attempts, processes
 from recipe.run.cluster import Runtime, chart
 from recipe.run.plan import Plan
 
@@ -34,6 +34,18 @@ class Stage:
     def should_pause(self) -> bool:
         """Whether to save and leave at once; asked between steps."""
         return self.runtime.should_pause()
+
+    def began(self, step: int | None = None) -> None:
+        """Record that it begins, or goes on, from a step. A resumable stage says so itself, once it knows the step."""
+        attempts.begin(self.plan.run, self.name, step, self.runtime.owner)
+
+    def paused(self, step: int) -> None:
+        """Record that it has saved what it had at a step, and leaves."""
+        attempts.append(self.plan.run, self.name, attempts.PAUSED, self.runtime.owner, step=step)
+
+    def refused(self) -> None:
+        """Record that it was refused, if it had begun at all."""
+        attempts.refuse(self.plan.run, self.name, self.runtime.owner)
 
     def store(self, folder: Path, step: int, metadata: dict) -> None:
         """Hand a checkpoint to the cluster's own storage as well, where there is one."""

@@ -9,7 +9,7 @@ Those of the frozen schedule (every ``checkpoint_every`` and ``validation_every`
 in it a verifier proves who sampled the validation there and the step after it, and from it he can train the steps up
 to the next one again. So a checkpoint holds nothing that depends on the machine's clock or the run's place.
 
-Evidence is cut back to the step that training goes on from. Steps repeated after a lost node are the same steps:
+Evidence is cut back to the step that training goes on from; what is later is set aside. Steps repeated after a lost node are the same steps:
 same tasks, same random state, same bytes (on a GPU as far as its kernels are deterministic).
 """
 
@@ -24,6 +24,7 @@ from recipe.errors import CheckFailed, Refused
 from recipe.files import follow_umask, tree_digests, write_json
 from recipe.records import read
 from recipe.run import processes
+from recipe.run.attempts import set_aside
 from recipe.run.evidence import STEPS, TRAINER, VALIDATION, Seal
 from recipe.run.stage import Stage
 from recipe.training import adapter
@@ -99,14 +100,16 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
 
 
 def cut_back(stage: Stage, step: int) -> None:
-    """Remove what is later than ``step``, which training goes on from, and every torn checkpoint."""
-    for other in _folders(stage):
-        if _number(other) > step or not _seal(other).exists():
-            _discard(other)
-    for kind in (STEPS, VALIDATION):
-        for path in (stage.folder / kind).glob("step-*"):
-            if _number(path) > step:
-                path.unlink()
+    """Set aside what is later than ``step``, which training goes on from; what is torn before that was to be removed."""
+    beside = [path for kind in (STEPS, VALIDATION) for path in (stage.folder / kind).glob("step-*")]
+    saved = (stage.folder / TRAINER).glob("checkpoint-*")
+    later = [path for path in [*saved, *beside] if _number(path) > step]
+    later.sort(key=lambda path: (path.is_dir(), path))  # a checkpoint after its seal: between the two it is torn
+    torn = [folder for folder in _folders(stage) if _number(folder) <= step and not _seal(folder).exists()]
+    if later:
+        set_aside(stage.folder, later, stage.runtime.owner)
+    for folder in torn:
+        _discard(folder)
 
 
 def finish(stage: Stage) -> None:

@@ -17,7 +17,7 @@ from recipe.errors import CheckFailed
 from recipe.files import file_digest, tree_digests
 from recipe.policy import checkpoint
 from recipe.records import read
-from recipe.run import evidence, repository
+from recipe.run import attempts, evidence, repository
 from recipe.run.evidence import Evaluated, Seal
 from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, consumed
@@ -41,7 +41,7 @@ SEEN = {
 @dataclass(frozen=True)
 class Derived:
     """A run whose evidence holds. ``results`` are what its stages stated; ``metrics`` and ``gates``, by stage, are
-    the derived ones."""
+    the derived ones. ``attempts`` tells of what did not go straight to its end, up to the report."""
 
     plan: Plan
     results: dict[str, Result]
@@ -50,6 +50,7 @@ class Derived:
     baseline: list[Evaluated]
     candidate: list[Evaluated]
     training: Training
+    attempts: list[str]
 
     @property
     def all_gates(self) -> dict[str, bool]:
@@ -75,6 +76,8 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
     for name, result in results.items():
         same(f"stage {name}", "kind", {"kind": result.kind}, {"kind": plan.kind})
         same(f"stage {name}", "input", result.inputs, consumed(plan, name))
+    attempts.check(plan.run, EVIDENCE)
+    told_of = attempts.summary(attempts.before(attempts.load(plan.run), "report"))
     reader = None
     if replayed:
         committed(plan)
@@ -106,7 +109,7 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
     for name, result in results.items():
         same(f"stage {name}", "metric", result.metrics, metrics[name])
         same(f"stage {name}", "gate", result.gates, gates[name])
-    return Derived(plan, results, metrics, gates, baseline, candidate, training)
+    return Derived(plan, results, metrics, gates, baseline, candidate, training, told_of)
 
 
 def _same_files(plan: Plan) -> bool:

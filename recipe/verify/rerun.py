@@ -15,7 +15,7 @@ from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests
 from recipe.run.cluster import Runtime
 from recipe.run.evidence import STEPS, TRAINER, VALIDATION, step_name
-from recipe.run.plan import Plan
+from recipe.run.plan import PLAN, Plan
 from recipe.run.result import completed, machine
 from recipe.run.stage import Stage
 from recipe.training.protocol import kept
@@ -80,6 +80,7 @@ def rerun(plan: Plan, start: int, end: int) -> Again:
     source = plan.run / "grpo"
     with TemporaryDirectory(prefix="rerun-") as scratch:
         stage = Stage("grpo", replace(plan, run=Path(scratch)), _until(Path(scratch), end))
+        shutil.copyfile(plan.run / PLAN, stage.plan.run / PLAN)  # which the scratch folder's own journal follows
         stage.folder.mkdir()
         _begin(source, stage.folder, start)
         before = tree_digests(stage.folder)

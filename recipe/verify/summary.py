@@ -11,7 +11,7 @@ from recipe.task import family
 from recipe.verify.derive import Derived
 
 SUMMARY = "summary.json"
-LAYOUT = 1
+LAYOUT = 2
 RESAMPLES = 10_000
 SEED = 0  # of the bootstrap alone
 
@@ -81,6 +81,7 @@ class Summary:
     retention: Metrics
     precision: Precision
     gates: dict[str, bool]
+    attempts: list[str]  # what did not go straight to its end; empty where everything ran once
     limits: list[str]
     provenance: Provenance
 
@@ -118,6 +119,7 @@ def summarise(found: Derived) -> Summary:
             retention_baseline=plan.config.evaluation.precision,  # prepare refuses another
         ),
         gates=found.all_gates,
+        attempts=found.attempts,
         limits=list(LIMITS),
         provenance=Provenance(
             commit=plan.frozen.repository.commit,
@@ -249,6 +251,10 @@ def markdown(summary: Summary) -> str:
         "",
         f"Merged weights (float32): mean KL from base + adapter {summary.merge['mean_kl']:.2e} nats a token. "
         f"Held in BF16 instead, their update would have a relative error of {summary.merge['bf16_update_error']:.0%}.",
+        "",
+        "## Attempts",
+        "",
+        *(f"- {line}" for line in summary.attempts or ["every stage ran once, undisturbed"]),
         "",
         "## What this does not show",
         "",

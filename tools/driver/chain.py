@@ -14,6 +14,7 @@ from pathlib import Path
 from recipe import report
 from recipe.errors import CheckFailed, Refused
 from recipe.records import parse, read_yaml
+from recipe.run.attempts import set_aside
 from recipe.run.claim import holder
 from recipe.run.cluster import chart
 from recipe.run.evidence import CLAIM, RESULT
@@ -54,16 +55,9 @@ def configuration(name: str, plan_id: str, kind: str, plan_file: Path, label: st
     }
 
 
-def label_of(plan_id: str, name: str, number: int) -> str:
-    """Label of a stage's n-th submission: how a driver that was killed finds it again."""
-    return f"plan:{plan_id[:16]}/{name}" + (f"/{number}" if number > 1 else "")
-
-
-def set_aside(folder: Path) -> None:
-    """Keep the evidence of an unfinished or failed attempt under a free name."""
-    if folder.exists():
-        names = (folder.with_name(f"{folder.name}.attempt-{number}") for number in range(1, 1000))
-        folder.rename(next(name for name in names if not os.path.lexists(name)))
+def label_of(plan_id: str, nonce: str, name: str, number: int) -> str:
+    """Label of a stage's n-th submission: how a driver that was killed finds it again, and no other run of the plan."""
+    return f"plan:{plan_id[:16]}/{nonce[:8]}/{name}" + (f"/{number}" if number > 1 else "")
 
 
 def on_disk(folder: Path, name: str) -> str:
@@ -73,8 +67,6 @@ def on_disk(folder: Path, name: str) -> str:
     if not (folder / name / RESULT).is_file():
         return "unfinished"
     return "failed" if load_result(folder / name).failure else "complete"
-
-
 
 
 class Chain:
@@ -212,7 +204,7 @@ class Chain:
         attempts = self._state.attempts.setdefault(name, [])
         if attempts and not (attempts[-1].failure and self._again):
             return attempts[-1], True
-        attempt = Attempt(label_of(self._plan.id, name, len(attempts) + 1), self._now())
+        attempt = Attempt(label_of(self._plan.id, self._plan.frozen.nonce, name, len(attempts) + 1), self._now())
         disk = on_disk(self._plan.run, name)
         if not attempts and disk != "nothing" and not self._search(name, attempt):
             claim = holder(self._plan.run / name)

@@ -25,9 +25,10 @@ import yaml
 from recipe import config
 from recipe.errors import Refused
 from recipe.files import check_entry, files_below, real
+from recipe.run import attempts
 from recipe.run.alone import alone
 from recipe.run.entrypoint import guarded
-from recipe.run.plan import Plan, load, load_run, prepare
+from recipe.run.plan import PLAN, TASKS, Plan, load, load_run, prepare
 from recipe.run.result import completed, shown
 from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
@@ -134,9 +135,9 @@ def _dry_run(given: argparse.Namespace) -> int:
     site.agreed()
     plan_file = real(given.plan) if given.plan else real(given.output) / "plan.json"
     plan = load(plan_file) if given.plan or plan_file.exists() else None
-    identity, kind = (plan.id, plan.kind) if plan else ("not-yet-frozen", "new")
+    identity, nonce, kind = (plan.id, plan.frozen.nonce, plan.kind) if plan else ("not-yet-frozen", "new", "new")
     for name in NAMES:
-        label, store = chain.label_of(identity, name, 1), given.register is not None
+        label, store = chain.label_of(identity, nonce, name, 1), given.register is not None
         wanted = chain.configuration(name, identity, kind, plan_file, label, store)
         print(f"---\n{yaml.safe_dump(wanted, sort_keys=False)}", end="")
     return 0
@@ -181,7 +182,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str, str, str]]:
 def fetch(folder: Path, target: Path) -> None:
     """Copy what the run came to into a new folder, checked; ``verify`` works there as well.
 
-    Left behind are unfinished attempts and what a paused training would go on from.
+    Left behind are unfinished attempts (the journal has the digests of those that were set aside) and what a paused training would go on from.
 
     Raises:
         Refused: a link, a pipe or their like among what would be copied, a changed output, or a ``target`` that exists;
@@ -190,7 +191,7 @@ def fetch(folder: Path, target: Path) -> None:
     plan = load_run(folder, check_inputs=False)
     if os.path.lexists(target):
         raise Refused(f"{target} exists already; choose a new folder")
-    sources = [plan.run / name for name in ("plan.json", "tasks.json", STATE, manifest.NAME)]
+    sources = [plan.run / name for name in (PLAN, TASKS, attempts.NAME, STATE, manifest.NAME)]
     sources = [path for path in sources if path.exists()]
     finished = [name for name in NAMES if chain.on_disk(plan.run, name) == "complete"]
     for name in (*manifest.REPORTED, *finished):

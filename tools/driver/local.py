@@ -9,13 +9,14 @@ from recipe.config import read, resolve
 from recipe.errors import Refused
 from recipe.practice import SHIPPED
 from recipe.progress import clock
+from recipe.run import attempts
 from recipe.run.alone import alone
 from recipe.run.evidence import RESULT
 from recipe.run.plan import PLAN, Plan
 from recipe.run.result import completed
 from recipe.stages import STAGES
 from tools.driver import manifest, process
-from tools.driver.chain import on_disk, set_aside
+from tools.driver.chain import on_disk
 from tools.driver.records import STATE
 
 # Seconds of the demo's stages on two idle cores. Their shares hold for its settings alone, on a machine of any speed.
@@ -43,11 +44,12 @@ def run(plan: Plan, stages: Sequence[str], resume: bool) -> int:
         disk = on_disk(plan.run, name)
         if disk == "complete":
             completed(plan, name)
+            attempts.end(plan.run / name)  # of a process that was killed just before
             print(f"{name}: complete", flush=True)
             continue
         if not (STAGES[name].resumable and disk == "unfinished"):
             with alone(plan.run, name):  # not from under a stage that was started by hand
-                set_aside(plan.run / name)
+                attempts.set_aside(plan.run / name)
         print(f"[{place} of {len(stages)}] {name} ...", flush=True)
         start, log = time.monotonic(), plan.run / "logs" / f"{name}.log"
         command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan.run / PLAN)]

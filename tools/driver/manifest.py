@@ -21,7 +21,8 @@ from recipe.errors import CheckFailed, Refused
 from recipe.files import digest, file_digest, real, tree_digests, write_json
 from recipe.policy.checkpoint import identity
 from recipe.records import read, read_lines
-from recipe.run.claim import Owner
+from recipe.run import attempts
+from recipe.run.attempts import Owner
 from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import Plan, load_run, package_sources
 from recipe.run.result import STAMP, Done, Result, completed, consumed
@@ -35,7 +36,7 @@ from tools.driver.records import Experiment, Registered, State, load_state
 from tools.driver.remote import Master, Report
 
 NAME, REPORT = "manifest.json", "report"
-LAYOUT = 2
+LAYOUT = 3
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD = "urn:german-tool-rl:chain:1"
 CLOCK = 1.0  # seconds: stages note whole ones
@@ -78,7 +79,7 @@ class Metadata:
 class RunDetails:
     builder: Builder
     metadata: Metadata
-    byproducts: list[Resource]  # logs and reported metrics
+    byproducts: list[Resource]  # logs, reported metrics, and the journal of attempts
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Conclusion:
     qualified: bool
     not_qualified_because: list[str]
     gates: dict[str, bool]
+    attempts: list[str]
     registered: Registered | None
 
 
@@ -139,6 +141,7 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
     if state is not None and state.plan_id != plan.id:
         raise CheckFailed(f"driver.json is of plan {state.plan_id[:12]}…, the run of {plan.id[:12]}…")
     said = summary.summarise(found)
+    attempts.check(plan.run, stages)
     results = {**found.results, REPORT: _reported(plan, report.done(found, said))}
     known = _frozen(plan)
     records = [_stage(plan, name, results[name], known, state) for name in stages]
@@ -173,7 +176,8 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
                     Resource(f"{folder}/{path}", {"sha256": sha})
                     for folder in REPORTED
                     for path, sha in tree_digests(plan.run / folder).items()
-                ],
+                ]
+                + [Resource(attempts.NAME, {"sha256": file_digest(plan.run / attempts.NAME)})],
             ),
             recipe_layout=LAYOUT,
             recipe_plan_id=plan.id,
@@ -183,6 +187,7 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
                 qualified=said.qualified,
                 not_qualified_because=said.not_qualified_because,
                 gates=said.gates,
+                attempts=said.attempts,
                 registered=state and state.registered,
             ),
         ),
@@ -303,6 +308,8 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
     found = report.verified(plan, replayed)
     for line in differences(asdict(recorded), asdict(made(found, stages)), NAME):
         raise CheckFailed(line)
+    for name in attempts.check(run, stages):
+        yield f"{UNCHECKED}{name}: it was set aside, and is not in this copy"
     compared = report.check(found, run / REPORT / report.SUMMARY)
     yield from (f"{UNCHECKED}{line}" for line in compared)
     if not replayed:
