@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -287,7 +288,7 @@ def test_a_key_that_cannot_verify_is_refused(alone, keys, name):
 
 @pytest.mark.parametrize("library", ["securesystemslib", "cryptography.hazmat.primitives"])
 def test_without_the_library_one_line_says_what_to_install(alone, keys, monkeypatch, library):
-    monkeypatch.setitem(__import__("sys").modules, library, None)
+    monkeypatch.setitem(sys.modules, library, None)
     for work, name in ((signature.made, "ours.pem"), (signature.check, "ours.public.pem")):
         with pytest.raises(Refused, match=r"not installed \(.*\): pip install 'securesystemslib\[crypto\]'$"):
             work(alone, keys / name)
@@ -354,12 +355,14 @@ def test_what_the_line_without_a_signature_names_can_be_made_up(copied, keys, ca
     for path in sorted((copied / "grpo" / "steps").iterdir()):
         edit(path, "metrics/loss", lambda loss: loss + 0.125)
         edit(path, "metrics/grad_norm", lambda norm: norm * 2)
+    for end in ("min", "max"):
+        edit(copied / "grpo" / RESULT, f"metrics/grad_norm_{end}", lambda norm: norm * 2)
     edit(copied / "grpo" / RESULT, "machine/host", "a-larger-one")
     edit(copied / "grpo" / RESULT, "seconds/total", 0.5)
     (copied / "logs" / "grpo.log").write_text("all went well\n")
     reseal(copied / "grpo")
     shutil.rmtree(copied / "report")
-    assert stage_process("report", copied).returncode == 0
+    assert (done := stage_process("report", copied)).returncode == 0, done.stderr
     manifest.write(load(copied / "plan.json"), NAMES)
     capsys.readouterr()
     commands.verify(copied, replayed=True)
