@@ -22,7 +22,7 @@ from recipe.files import digest, tree_digests
 from recipe.run.evidence import RESULT
 from recipe.run.result import outputs
 from runs import ROOT, settings
-from tools.driver import chain, remote
+from tools.driver import chain, remote, signature
 from tools.driver.records import load_state
 
 STEPS = 12  # so that a pause finds training still at work
@@ -265,8 +265,8 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
     while {checkpoint.uuid for checkpoint in remote.connect().record(number).checkpoints} != kept:
         assert time.time() < deadline, "what the policy does not keep was not collected"
         time.sleep(1.0)
-    *collected, holds = told("verify", "--run", run).partition("replay:")[0].splitlines()
-    assert holds == f"{run / 'manifest.json'} holds"
+    *collected, holds, unsigned = told("verify", "--run", run).partition("replay:")[0].splitlines()
+    assert unsigned == signature.UNSIGNED and holds == f"{run / 'manifest.json'} holds"
     assert bool(collected) == (kept != {checkpoint.uuid for checkpoint in recorded.checkpoints})
     assert all(line.startswith(f"collected since by the cluster's policy: experiment {number},") for line in collected)
     assert master is None or collected  # the double takes its time

@@ -23,7 +23,7 @@ from recipe.run.result import load as load_result
 from runs import prepared
 from tampering import edit, reforge
 from test_records import impatient
-from tools.driver import commands, manifest
+from tools.driver import commands, manifest, signature
 from tools.driver.records import STATE
 
 
@@ -281,7 +281,7 @@ def test_a_stage_that_lies_elsewhere_is_not_complete(run, tmp_path, stage):
         loaded(run)
 
 
-@pytest.mark.parametrize("name", [TASKS, STATE, manifest.NAME, "logs", "metrics", "merge", "x", ".driver.lock"])
+@pytest.mark.parametrize("name", [TASKS, STATE, manifest.NAME, signature.NAME, "logs", "metrics", "merge", "x", ".driver.lock"])
 def test_it_lies_in_no_run(odd, run, name):
     line = odd(run / name)
     line = line if name != TASKS else "the task file is (a link|no file): "
@@ -374,7 +374,8 @@ def test_fetch_follows_nothing_out_of_the_run(odd, run, tmp_path, place):
 
 
 def test_fetch_copies_what_there_is(run, tmp_path, capsys):
-    write_json(run / "manifest.json", {})
+    for name in (manifest.NAME, signature.NAME):
+        write_json(run / name, {})
     (run / "grpo.attempt-1").mkdir()
     commands.fetch(run, tmp_path / "new" / "to")
     there = tree_digests(tmp_path / "new" / "to")

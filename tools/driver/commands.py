@@ -4,11 +4,13 @@
     python -m tools.driver run --plan runs/my-pilot/plan.json [--local] [--resume]
     python -m tools.driver status --run runs/my-pilot
     python -m tools.driver fetch  --run runs/my-pilot --to ./artifacts
-    python -m tools.driver verify --run runs/my-pilot
+    python -m tools.driver verify --run runs/my-pilot [--key PUBLIC.pem]
+    python -m tools.driver sign   --run runs/my-pilot --key KEY.pem
 
 On the cluster (DET_MASTER and Determined's own login) the same command goes on where an earlier one stood, also after
 it was killed: it finds the running experiment again and submits none twice. A stage that failed stops the chain;
---resume sets its evidence aside and repeats it. A run of all stages ends with a manifest, which verify proves again.
+--resume sets its evidence aside and repeats it. A run of all stages ends with a manifest, which verify proves again and
+sign signs, with a key that openssl makes (sign --help).
 """
 
 import argparse
@@ -34,7 +36,7 @@ from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
 from recipe.verify import rerun
 from tools import site
-from tools.driver import chain, compare, local, manifest, remote
+from tools.driver import chain, compare, local, manifest, remote, signature
 from tools.driver.records import STATE, load_state
 
 
@@ -191,7 +193,8 @@ def fetch(folder: Path, target: Path) -> None:
     plan = load_run(folder, check_inputs=False)
     if os.path.lexists(target):
         raise Refused(f"{target} exists already; choose a new folder")
-    sources = [plan.run / name for name in (PLAN, TASKS, attempts.NAME, STATE, manifest.NAME)]
+    names = (PLAN, TASKS, attempts.NAME, STATE, manifest.NAME, signature.NAME)
+    sources = [plan.run / name for name in names]
     sources = [path for path in sources if path.exists()]
     finished = [name for name in NAMES if chain.on_disk(plan.run, name) == "complete"]
     for name in (*manifest.REPORTED, *finished):
@@ -214,8 +217,14 @@ def fetch(folder: Path, target: Path) -> None:
     print(f"{target}: {count} files")
 
 
-def verify(folder: Path, replayed: bool, again: str | None) -> None:
-    """Prove the manifest again; what this machine cannot check is said. ``again``: an interval to train once more."""
+def verify(folder: Path, replayed: bool, key: Path | None = None, again: str | None = None) -> None:
+    """Prove the manifest again; what this machine cannot check is said.
+
+    Args:
+        key: it must have been signed with this key's other half.
+        again: an interval to train once more.
+    """
+    signer = key and signature.check(folder, key)
     if again is not None:
         plan = load_run(folder)  # with every input, and by the run's own sources
         ends = rerun.interval(plan, again)
@@ -225,6 +234,27 @@ def verify(folder: Path, replayed: bool, again: str | None) -> None:
         print(rerun.rerun(plan, *ends))
     whole = not any(line.startswith(compare.UNCHECKED) for line in lines)
     print(f"{folder / manifest.NAME} holds" + ("" if whole else ", as far as it was checked"))
+    print(f"signed by key {signer}, whose holder vouches for what nothing derives" if signer else signature.UNSIGNED)
+
+
+def sign(folder: Path, key: Path) -> None:
+    """Sign the manifest with a private ``key``, once all of it was proved again.
+
+    Raises:
+        Refused, CheckFailed: as :func:`verify` and :func:`signature.made`, or the manifest changed meanwhile; nothing
+            is written.
+    """
+    envelope = signature.made(folder, key)  # what cannot be signed is refused before minutes of proving
+    verify(folder, replayed=True)
+    if signature.made(folder, key) != envelope:
+        raise Refused(f"{folder / manifest.NAME} changed while it was proved; sign it again")
+    print(f"now signed: {signature.write(folder, envelope)}")
+
+
+KEYS = f"""make a key once, keep it to yourself, and give its public half to those who verify:
+  (umask 077; {signature.MAKE})
+  {signature.PUBLISH}
+signing needs a library: pip install '{signature.EXTRA}'"""
 
 
 def main() -> int:
@@ -246,6 +276,7 @@ def main() -> int:
         ("status", "a table of the stages"),
         ("fetch", "copy the run's artifacts"),
         ("verify", "prove the manifest again, on disk and on the cluster"),
+        ("sign", "prove the manifest again and sign it"),
     ):
         command = commands.add_parser(name, help=text)
         which = command.add_mutually_exclusive_group(required=True)
@@ -260,6 +291,11 @@ def main() -> int:
             command.add_argument(
                 "--rerun", metavar="FROM:TO", nargs="?", const=":", help="train the steps between two kept checkpoints again"
             )
+            command.add_argument("--key", type=Path, metavar="PUBLIC.pem", help="it must be signed with this key's other half")
+        if name == "sign":
+            command.add_argument("--key", type=Path, metavar="KEY.pem", required=True, help="private Ed25519 key")
+            command.formatter_class = argparse.RawDescriptionHelpFormatter
+            command.epilog = KEYS
     given = parser.parse_args()
     if given.command == "run":
         new = (given.model, given.retention_baseline, given.output)
@@ -276,7 +312,8 @@ def main() -> int:
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),
-        "verify": lambda: verify(given.run, not given.quick, given.rerun),
+        "verify": lambda: verify(given.run, not given.quick, given.key, given.rerun),
+        "sign": lambda: sign(given.run, given.key),
     }
     return guarded(work[given.command])
 
