@@ -1,10 +1,56 @@
-"""Who sampled: every recorded token drawn again from the checkpoint that is said to have drawn it."""
+"""Who sampled: every recorded token is drawn again from the checkpoint that is said to have drawn it.
+
+The number that draws a token is a function of (seed, item, sample) and of how many tokens the item's policy drew
+before (:class:`recipe.policy.decoding.RandomStream`). So a checkpoint, an item and a seed have one rollout, and no more
+than the checkpoint is needed to tell it from any other: one forward pass over the recorded ids gives the distribution
+at every place of the policy's own, the decoder's processors are applied to it, and the recorded token must be the one
+on which its number falls.
+
+What is proved, each by the weights that are claimed::
+
+    baseline, retention before     the starting checkpoint
+    candidate, retention after     merge/checkpoint
+    validation N                   the starting checkpoint in the precision of training, with the adapter of step N
+    training 1                     the starting checkpoint as it is: a new adapter adds nothing
+    training N+1                   with the adapter of step N, wherever that was kept (see :func:`training_steps`)
+
+**Verdicts.** *Matched*: the number lies in the token's interval of the cumulative distribution as computed here.
+Another device or another batch rounds otherwise, and moves intervals and the edges of top-k, top-p and min-p a little.
+*Undecided*: some logits within :data:`BOUND` of those computed here draw the token; :func:`explains` says which tokens
+those keep for certain and which perhaps, and how far the interval's ends can move. *Contradicted*: none do. A claim
+holds while both kinds stay within their allowed shares (:func:`check`).
+
+**What it shows.** The records are what these weights draw under the frozen seed, up to the undecided. A text that is
+fixed before the numbers are known (typed by hand, or the gold answer) passes with the probability that the checkpoint
+gives it, at most the product of the largest probabilities: e^-1.4 a rollout of the practice policy, which is nearly
+sure of all it says, e^-44 of its 32. Whoever knows the numbers but samples with other weights passes a token where
+the two cumulative distributions agree around its number: nearly always where both are sure, so that it takes many
+tokens to tell apart weights that hardly differ. The practice run's candidate contradicts 14 of the 32 baseline rollouts;
+a rollout alone proves little, a whole evaluation much. Whoever has the claimed weights can choose only where the bound
+leaves a choice (CHOICE of the practice run's tokens in float32), and only as often as undecided tokens are allowed.
+
+**What it cannot show.** That the weights were trained as recorded, and that they are older than the records: weights
+may be made for what is to be claimed, under the same checks. That the seed was not chosen: whoever tries many seeds
+before freezing the plan has honest draws of the luckiest. Training under ``agent.decoder: native``, where TRL's
+``generate`` draws from the ambient generator, and training steps whose adapter was not kept: only running them again
+shows those. The number of attempts, for the same reason: every repetition draws the same.
+
+**Beside the literature.** TOPLOC (Ong et al. 2025, arXiv:2501.16007) has the sampling side commit to its activations,
+258 bytes for every 32 tokens, and compares those of a prefill; it needs no shared randomness, sees a change of precision
+that draws the same tokens, and does not show that the tokens were drawn from the distribution. Here nothing is recorded
+in addition, because the streams are frozen: the tokens themselves are the commitment, what is proved includes the draw,
+and weights that draw the same tokens are the same to it. That is the idea of Token-DiFR (Karvonen et al. 2025,
+arXiv:2511.20621), which scores how far tokens diverge from a reference; here each draw has a verdict under a stated
+bound, because in float32 nearly all of them are exact.
+
+It is for records that the replay has accepted (:mod:`recipe.verify.replay`): that a record is whole, that its prompt is
+its task's, and that nothing goes on after an end token is shown there and not here.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +65,7 @@ from recipe.run.evidence import (
     ROLLOUTS,
     STEPS,
     VALIDATION,
+    Evaluated,
     RolloutRecord,
     read_rollouts,
     read_step,
@@ -30,22 +77,35 @@ from recipe.run.plan import Plan
 if TYPE_CHECKING:
     import numpy as np
 
+# How far a logit may lie from the one computed here, by the type of the weights. Float32: a hundred times what batches
+# and devices differ by in models of this depth. BF16: two of its spacings between 16 and 32, where the largest
+# logits of a Qwen3 lie; the practice policy needs 0.04.
 BOUND = {"float32": 1e-3, "bfloat16": 0.25}
-UNDECIDED = {"float32": 0.005, "bfloat16": 0.1}
-CONTRADICTED = {"float32": 0.0, "bfloat16": 0.01}
+# Shares of a claim's tokens, rounded up to whole ones. Undecided tokens are those among which a forger may choose, so
+# they are few: honest runs in float32 had none in 37,000 tokens, in BF16 2 in 1,000. Beyond the bound is nothing in
+# float32; in BF16 a large activation is now and then rounded another way, and a rare token lies farther off.
+UNDECIDED = {"float32": 0.002, "bfloat16": 0.05}
+CONTRADICTED = {"float32": 0.0, "bfloat16": 0.005}
 
 TOKENS = 1 << 13  # of a forward pass, padding included
-NUMBERS = 1 << 24  # logits that are looked at together: 110 places of Qwen3's vocabulary
+LOGITS = 1 << 24  # looked at together: 110 places of Qwen3's vocabulary
+HALVINGS = 20  # when the least difference that explains a draw is looked for
 
 
 @dataclass(frozen=True)
 class Drawn:
+    """What became of one claim's tokens. ``tokens`` = ``matched`` + ``undecided`` + ``contradicted``.
+
+    ``distance`` is the largest difference of logits that an undecided token needed; ``first`` names the first
+    contradicted token, None without one.
+    """
+
     tokens: int
     matched: int
     undecided: int
     contradicted: int
     rollouts: int
-    rollouts_contradicted: int
+    contradicted_rollouts: int
     distance: float
     precision: str
     first: str | None
@@ -53,7 +113,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Row:
-    """A conversation: all its ids, the places of the policy's own among them, and the number that drew each."""
+    """One conversation: all its ids, the places of the policy's own, and the number that drew each of those."""
 
     name: str
     ids: list[int]
@@ -61,64 +121,119 @@ class Row:
     numbers: "np.ndarray"
 
 
+@dataclass(frozen=True)
+class Policy:
+    """A ``Qwen3ForCausalLM``, the type that its weights were loaded in, and whether an adapter lies on them."""
+
+    model: object
+    precision: str
+    adapted: bool = False
+
+    def as_sampled(self):
+        """The context that it sampled in: accelerate's autocast, which the decoding engine computes adapters like."""
+        import torch
+
+        mixed = self.adapted and self.precision == "bfloat16"
+        return torch.autocast(self.model.device.type, torch.bfloat16) if mixed else nullcontext()
+
+
 def prove(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, Drawn]:
-    config = plan.config
-    precision = config.evaluation.precision
-    merged = plan.run / "merge" / "checkpoint"
-    path = plan.run / "retention" / baseline.OUTPUTS
-    after = read_lines(Output, path, "the candidate's retention outputs")
-    sides = (
-        ("baseline", "retention before", plan.checkpoint, plan.recorded.outputs),
-        ("candidate", "retention after", merged, after),
-    )
-    found = {}
-    for evaluated, retained, path, outputs in sides:
-        model = checkpoint.load_model(path, precision, checkpoint.device())
-        policy = Policy(model, precision)
-        rows = _evaluated(plan, read_rollouts(plan.run / evaluated / ROLLOUTS, f"the rollouts of stage {evaluated}"), evaluated)
-        found[evaluated] = weigh(policy, rows, config.agent.sampling, told)
-        rows = _answered(plan, path, outputs, retained)
-        found[retained] = weigh(policy, rows, plan.recorded.protocol.sampling, told)
-        del model, policy
-    return found | _trained(plan, told)
+    """Draw again all that a finished run sampled from streams, by claim; ``told`` is called after each rollout.
+
+    Raises:
+        CheckFailed: records that are no rollouts of the model's, weights that are none of the plan's, or logits that are
+            not numbers; names them. What the tokens say is for :func:`check`.
+    """
+    merged, outputs = plan.run / "merge" / "checkpoint", plan.run / "retention" / baseline.OUTPUTS
+    answered = read_lines(Output, outputs, "the candidate's retention outputs")
+    return {
+        **_evaluated(plan, plan.checkpoint, "baseline", ("retention before", plan.recorded.outputs), told),
+        **_evaluated(plan, merged, "candidate", ("retention after", answered), told),
+        **_trained(plan, told),
+    }
+
+
+def check(found: dict[str, Drawn]) -> None:
+    """Hold every claim against the allowed shares.
+
+    Raises:
+        CheckFailed: names the claim, the counts, and the first token that the checkpoint does not draw.
+    """
+    for name, drawn in found.items():
+        for what, share in (("contradicted", CONTRADICTED), ("undecided", UNDECIDED)):
+            count, allowed = getattr(drawn, what), math.ceil(share[drawn.precision] * drawn.tokens)
+            if count > allowed:
+                first = f"; first {drawn.first}" if drawn.first else ""
+                raise CheckFailed(
+                    f"sampling: {name}: the checkpoint does not draw these rollouts: {count} of {drawn.tokens} tokens are "
+                    f"{what}, at most {allowed} may be{first}"
+                )
+
+
+def training_steps(plan: Plan) -> list[int]:
+    """The training steps that can be proved: those that follow known weights, with streams of their own."""
+    from recipe.training.checkpoints import scheduled
+
+    if plan.config.agent.decoder != "engine":
+        return []
+    return [1, *(step + 1 for step in scheduled(plan.config.grpo))]
+
+
+def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequence[Output]], told) -> dict[str, Drawn]:
+    """An agent evaluation and a retention evaluation of the checkpoint at ``path``."""
+    precision, (retained, outputs) = plan.config.evaluation.precision, retention
+    policy = Policy(checkpoint.load_model(path, precision, checkpoint.device()), precision)
+    records = read_rollouts(plan.run / stage / ROLLOUTS, f"the rollouts of stage {stage}")
+    answers = _answers(plan.recorded, Chat(checkpoint.load_tokenizer(path)), outputs, retained)
+    return {
+        stage: weigh(policy, _samples(plan, records, stage), plan.config.agent.sampling, told),
+        retained: weigh(policy, answers, plan.recorded.protocol.sampling, told),
+    }
 
 
 def _trained(plan: Plan, told) -> dict[str, Drawn]:
+    """Validations and training steps, in the order in which they were sampled."""
+    grpo, folder, sampling = plan.config.grpo, plan.run / "grpo", plan.config.agent.sampling
+    every, proved = grpo.validation_every, training_steps(plan)
+    validated = range(every, grpo.steps + 1, every) if every else ()
+    found: dict[str, Drawn] = {}
+    if not proved and not validated:
+        return found
+
     from peft import get_peft_model
 
     from recipe.grpo import lora
-    from recipe.training.checkpoints import ADAPTER, TRAINER, scheduled
-
-    config, folder = plan.config, plan.run / "grpo"
-    grpo, sampling, engine = config.grpo, config.agent.sampling, config.agent.decoder == "engine"
-    base = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
-    found = {}
+    from recipe.training import checkpoints
 
     def training(step: int, policy: Policy) -> None:
-        records = read_step(folder / STEPS / step_name(step)).rollouts
-        streams = [RandomStream(config.agent.seed, r.task_id, n % grpo.num_generations) for n, r in enumerate(records)]
-        found[f"training {step}"] = weigh(policy, _rollouts(records, streams, f"training {step}"), sampling, told)
+        name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).rollouts
+        numbers = [place % grpo.num_generations for place in range(len(records))]
+        found[name] = weigh(policy, _rollouts(plan, records, numbers, name), sampling, told)
 
-    if engine:
-        training(1, Policy(base, config.precision))
-    tuned = get_peft_model(base, lora(grpo)).eval()
-    policy = Policy(base, config.precision, adapted=True)
-    for step in (*scheduled(grpo), grpo.steps):
-        last = step == grpo.steps
-        validated = grpo.validation_every and step % grpo.validation_every == 0
-        if not validated and (last or not engine):
+    base = checkpoint.load_model(plan.checkpoint, plan.config.precision, checkpoint.device())
+    if proved:
+        training(1, Policy(base, plan.config.precision))
+    tuned = get_peft_model(base, lora(grpo)).eval()  # its layers are put into ``base`` itself
+    policy = Policy(base, plan.config.precision, adapted=True)
+    for step in range(1, grpo.steps + 1):
+        if step not in validated and step + 1 not in proved:
             continue
-        put(tuned, (folder / "adapter" if last else folder / TRAINER / f"checkpoint-{step}") / ADAPTER)
-        if validated:
-            records = read_rollouts(folder / VALIDATION / validation_name(step), "a validation")
-            name = f"validation {step}"
-            found[name] = weigh(policy, _evaluated(plan, records, name), sampling, told)
-        if engine and not last:
+        kept = folder / checkpoints.TRAINER / f"checkpoint-{step}" if step < grpo.steps else folder / "adapter"
+        adapt(tuned, kept / checkpoints.ADAPTER)
+        if step in validated:
+            name, path = f"validation {step}", folder / VALIDATION / validation_name(step)
+            found[name] = weigh(policy, _samples(plan, read_rollouts(path, "a validation"), name), sampling, told)
+        if step + 1 in proved:
             training(step + 1, policy)
     return found
 
 
-def put(tuned, path: Path) -> None:
+def adapt(tuned, path: Path) -> None:
+    """Put the adapter in a file into a PEFT model.
+
+    Raises:
+        CheckFailed: it is no adapter of this form.
+    """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -126,181 +241,182 @@ def put(tuned, path: Path) -> None:
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckFailed(f"sampling: {path} is no adapter ({one_line(error)})") from error
-
-    def shapes(tensors) -> dict:
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-    if shapes(weights) != shapes(get_peft_model_state_dict(tuned)):
-        raise CheckFailed(f"sampling: {path} is no adapter of this plan: its tensors have other names or shapes")
+        raise CheckFailed(f"sampling: {path} is not to be read as an adapter: {one_line(error)}") from error
+    wanted, found = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for tensors in (get_peft_model_state_dict(tuned), weights)
+    )
+    if found != wanted:  # PEFT would leave those of the step before in place
+        name = min(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        raise CheckFailed(f"sampling: {path} is no adapter of this plan: {name[:120]} is missing, unknown or of another shape")
     set_peft_model_state_dict(tuned, weights)
 
 
-def _evaluated(plan, records, where) -> list[Row]:
-    streams = [RandomStream(plan.config.agent.seed, record.task_id, record.sample) for record in records]
-    return _rollouts(records, streams, where)
+def _samples(plan: Plan, records: Sequence[Evaluated], where: str) -> list[Row]:
+    return _rollouts(plan, records, [record.sample for record in records], where)
 
 
-def _rollouts(records, streams, where) -> list[Row]:
+def _rollouts(plan: Plan, records: Sequence[RolloutRecord], samples: Sequence[int], where: str) -> list[Row]:
     rows = []
-    for number, (record, stream) in enumerate(zip(records, streams)):
+    for number, (record, sample) in enumerate(zip(records, samples, strict=True)):
         places = [place for place, own in enumerate(record.mask, len(record.prompt_ids)) if own]
-        name = f"{where} record {number} ({record.task_id})"
-        rows.append(Row(name, record.prompt_ids + record.ids, places, stream.ahead(len(places))))
+        numbers = RandomStream(plan.config.agent.seed, record.task_id, sample).ahead(len(places))
+        rows.append(Row(f"{where} record {number} ({record.task_id})", record.prompt_ids + record.ids, places, numbers))
     return rows
 
 
-def _answered(plan, path, outputs, where) -> list[Row]:
-    run = plan.recorded
-    chat = Chat(checkpoint.load_tokenizer(path))
+def _answers(run: baseline.RetentionBaseline, chat: Chat, outputs: Sequence[Output], where: str) -> list[Row]:
+    if [output.id for output in outputs] != [item.id for item in run.items]:
+        raise CheckFailed(f"sampling: {where}: the outputs are not those of the retention baseline's items")
     rows = []
-    for item, output in zip(run.items, outputs, strict=True):
+    for item, output in zip(run.items, outputs):
         prompt = chat.prompt(run.protocol.messages(item.question))
-        stream = RandomStream(run.protocol.seed, item.id, 0)
+        numbers = RandomStream(run.protocol.seed, item.id, 0).ahead(len(output.ids))
         places = list(range(len(prompt), len(prompt) + len(output.ids)))
-        rows.append(Row(f"{where} {item.id}", prompt + output.ids, places, stream.ahead(len(places))))
+        rows.append(Row(f"{where} {item.id}", prompt + output.ids, places, numbers))
     return rows
 
 
-class Policy:
-    def __init__(self, model, precision: str, adapted: bool = False):
-        self.model, self.precision, self.adapted = model, precision, adapted
+def weigh(policy: Policy, rows: Sequence[Row], sampling: Sampling, told: Callable[[], object] = lambda: None) -> Drawn:
+    """Draw every token of ``rows`` again. Raises as :func:`prove`."""
+    vocabulary = policy.model.config.vocab_size
+    for row in rows:
+        if not row.places or not 0 < row.places[0] <= row.places[-1] < len(row.ids):
+            raise CheckFailed(f"sampling: {row.name} is no rollout: nothing in it was sampled after a prompt")
+        if not 0 <= min(row.ids) <= max(row.ids) < vocabulary:
+            raise CheckFailed(f"sampling: {row.name} holds an id outside the model's vocabulary of {vocabulary}")
+    tokens = matched = contradicted = contradicted_rollouts = 0
+    distance, first = 0.0, {}
+    for batch, *verdicts in _verdicts(policy, rows, sampling):
+        for number, exact, needed in zip(batch, *verdicts):
+            outside = needed.isinf()
+            tokens, matched = tokens + len(exact), matched + int(exact.sum())
+            if outside.any():
+                contradicted += int(outside.sum())
+                contradicted_rollouts += 1
+                first[number] = int(outside.nonzero()[0])
+            distance = max(distance, float(needed.masked_fill(outside, 0.0).max()))
+            told()
+    named = min(first, default=None)
+    return Drawn(
+        tokens=tokens,
+        matched=matched,
+        undecided=tokens - matched - contradicted,
+        contradicted=contradicted,
+        rollouts=len(rows),
+        contradicted_rollouts=contradicted_rollouts,
+        distance=distance,
+        precision=policy.precision,
+        first=None if named is None else f"{rows[named].name}, its sampled token {first[named]}",
+    )
 
-    def autocast(self):
-        import torch
 
-        if not (self.adapted and self.precision == "bfloat16"):
-            return nullcontext()
-        return torch.autocast(self.model.device.type, torch.bfloat16)
-
-
-def weigh(policy: Policy, rows: Sequence[Row], sampling: Sampling, told) -> Drawn:
+def _verdicts(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> Iterator[tuple]:
+    """(numbers of rows, verdicts of each, differences of each), as :func:`redraw` gives them, batch by batch."""
     import torch
 
-    bound = BOUND[policy.precision]
-    model = policy.model
-    vocabulary, device = model.config.vocab_size, model.device
-    verdicts = {}
-    for row in rows:
-        if not row.places or row.places[0] < 1 or row.places[-1] >= len(row.ids):
-            raise CheckFailed(f"sampling: {row.name}: is no rollout")
-        if not all(0 <= token < vocabulary for token in row.ids):
-            raise CheckFailed(f"sampling: {row.name}: holds a token that is not of the model's vocabulary of {vocabulary}")
-    size = max(1, NUMBERS // vocabulary)
-    for batch in batches(rows):
-        width = max(len(row.ids) for row in batch)
-        with torch.inference_mode(), policy.autocast():
-            ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in batch], device=device)
-            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-            of = torch.tensor([number for number, row in enumerate(batch) for _ in row.places], device=device)
-            at = torch.tensor([place for row in batch for place in row.places], device=device)
-            hidden, tokens = hidden[of, at - 1], ids[of, at]
-            numbers = torch.tensor([u for row in batch for u in row.numbers.tolist()], dtype=torch.float64, device=device)
-            parts = []
-            for part in zip(hidden.split(size), tokens.split(size), numbers.split(size)):
-                logits = model.lm_head(part[0]).float()
+    model, size = policy.model, max(1, LOGITS // policy.model.config.vocab_size)
+    for batch in _batches(rows):
+        width = len(rows[batch[0]].ids)
+        # Padding stands behind a row, where no token of it looks; logits are made for the policy's own places alone.
+        ids = torch.tensor([rows[number].ids + [0] * (width - len(rows[number].ids)) for number in batch])
+        row = torch.tensor([place for place, number in enumerate(batch) for _ in rows[number].places])
+        place = torch.tensor([place for number in batch for place in rows[number].places])
+        uniform = torch.cat([torch.from_numpy(rows[number].numbers) for number in batch])
+        parts = []
+        with torch.inference_mode(), policy.as_sampled():
+            hidden = model.model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+            hidden = hidden[row.to(model.device), place.to(model.device) - 1]
+            for part, drawn, numbers in zip(hidden.split(size), ids[row, place].split(size), uniform.split(size)):
+                logits = model.lm_head(part).float()
                 if not torch.isfinite(logits).all():
-                    raise CheckFailed("sampling: the model's logits are not finite")
-                parts.append(distances(logits, *part[1:], sampling, bound))
-        matched, distance = (torch.cat(part).split([len(row.places) for row in batch]) for part in zip(*parts))
-        for row, *verdict in zip(batch, matched, distance):
-            verdicts[row.name] = verdict
-            told()
-    matched = sum(int(m.sum()) for m, _ in verdicts.values())
-    tokens = sum(len(m) for m, _ in verdicts.values())
-    outside = {name: int(d.isinf().sum()) for name, (_, d) in verdicts.items()}
-    largest = max((float(d[d.isfinite()].max()) for _, d in verdicts.values() if d.isfinite().any()), default=0.0)
-    first = None
-    for row in rows:
-        if outside[row.name]:
-            place = int(verdicts[row.name][1].isinf().nonzero()[0])
-            first = f"{row.name}: token {place} of {len(row.places)}"
-            break
-    contradicted = sum(outside.values())
-    return Drawn(tokens, matched, tokens - matched - contradicted, contradicted, len(rows), sum(map(bool, outside.values())), largest, policy.precision, first)
+                    raise CheckFailed("sampling: the model's logits are not finite: its weights are broken")
+                verdicts = redraw(logits, drawn.to(logits.device), numbers.to(logits.device), sampling, BOUND[policy.precision])
+                parts.append([verdict.cpu() for verdict in verdicts])
+        lengths = [len(rows[number].places) for number in batch]
+        yield batch, *(torch.cat(verdicts).split(lengths) for verdicts in zip(*parts))
 
 
-def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
-        if batch and (len(batch) + 1) * len(batch[0].ids) > TOKENS:
+def _batches(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Numbers of rows of similar length, the longest first."""
+    batch: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda number: -len(rows[number].ids)):
+        if batch and (len(batch) + 1) * len(rows[batch[0]].ids) > TOKENS:
             yield batch
             batch = []
-        batch.append(row)
+        batch.append(number)
     if batch:
         yield batch
 
 
-def distances(logits, tokens, numbers, sampling: Sampling, bound: float):
+def redraw(logits, tokens, numbers, sampling: Sampling, bound: float):
+    """Whether ``numbers`` (N,) draw ``tokens`` (N,) from ``logits`` (N, V), exactly as the decoders do it; and the least
+    difference of single logits under which they do, infinite beyond ``bound`` (N,)."""
     import torch
 
-    tokens = tokens.unsqueeze(1)
+    token = tokens.unsqueeze(1)
     if sampling.temperature == 0:
-        matched = logits.argmax(-1) == tokens.squeeze(1)
-        distance = (logits.amax(-1) - logits.gather(1, tokens).squeeze(1)).double() / 2
-        return matched.cpu(), torch.where(distance <= bound, distance, math.inf).cpu()
+        needed = (logits.amax(-1, keepdim=True) - logits.gather(1, token)).double().squeeze(1) / 2
+        return logits.argmax(-1) == tokens, needed.masked_fill(needed > bound, math.inf)
     cumulative = warpers(sampling)(None, logits).softmax(-1).double().cumsum(-1)
-    high = cumulative.gather(1, tokens).squeeze(1)
-    low = cumulative.gather(1, (tokens - 1).clamp(min=0)).squeeze(1).masked_fill(tokens.squeeze(1) == 0, 0.0)
+    start = torch.nn.functional.pad(cumulative, (1, 0)).gather(1, token).squeeze(1)
     at = numbers * cumulative[:, -1]
-    matched = (low <= at) & (at < high)
-    distance = torch.zeros_like(numbers)
-    if not matched.all():
-        rest = ~matched
-        distance[rest] = least(logits[rest], tokens[rest], numbers[rest], sampling, bound)
-    return matched.cpu(), distance.cpu()
+    exact = (start <= at) & (at < cumulative.gather(1, token).squeeze(1))
+    needed = torch.zeros_like(numbers)
+    rest = ~exact
+    if rest.any():
+        scores = logits[rest].double() / sampling.temperature
+        found = _least(scores, token[rest], numbers[rest].unsqueeze(1), sampling, bound / sampling.temperature)
+        needed[rest] = found * sampling.temperature
+    return exact, needed
 
 
-def least(logits, tokens, numbers, sampling, bound):
-    """Bisection."""
+def _least(scores, tokens, numbers, sampling: Sampling, bound: float):
+    """The least width by which :func:`explains` holds, (N,), by halving; infinite where ``bound`` is too little."""
     import torch
 
-    scores = logits.double() / sampling.temperature
-    numbers = numbers.unsqueeze(1)
-    low = torch.zeros_like(numbers)
-    high = torch.full_like(numbers, bound / sampling.temperature)
-    explained = explains(scores, tokens, numbers, sampling, high)
-    for _ in range(20):
+    high = torch.full_like(numbers, bound)
+    low, explained = torch.zeros_like(numbers), explains(scores, tokens, numbers, sampling, high)
+    for _ in range(HALVINGS if explained.any() else 0):
         middle = (low + high) / 2
         enough = explains(scores, tokens, numbers, sampling, middle)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return (high * sampling.temperature).masked_fill(~explained, math.inf).squeeze(1)
+    return high.masked_fill(~explained, math.inf).squeeze(1)
 
 
 def explains(scores, tokens, numbers, sampling: Sampling, width):
+    """Whether some scores within ``width`` (N, 1) of ``scores`` (N, V) draw ``tokens`` (N, 1) by ``numbers`` (N, 1).
+
+    ``scores`` are logits over the temperature, in float64. It is never false where some do. It may be true where none
+    do, because it lets every token at an edge of the support be in or out by itself.
+    """
     import torch
 
-    scores, order = scores.sort(-1, descending=True)
+    scores, ids = scores.sort(-1, descending=True)
     weight = (scores - scores[:, :1]).exp()
-    above_sure = torch.searchsorted(-scores, -(scores + 2 * width))
-    above_maybe = torch.searchsorted(-scores, -(scores - 2 * width), right=True) - 1
     more, less = width.exp(), (-width).exp()
-    possible = torch.ones_like(scores, dtype=torch.bool)
-    certain = possible.clone()
+    # How many stand before a token for certain, and how many may: two scores move by ``width`` each.
+    before = torch.searchsorted(-scores, -(scores + 2 * width))
+    ahead = torch.searchsorted(-scores, -(scores - 2 * width), right=True)  # itself included
+    perhaps = certain = torch.ones_like(scores, dtype=torch.bool)
     if sampling.top_k:
-        possible, certain = above_sure < sampling.top_k, above_maybe < sampling.top_k
-    if sampling.top_p < 1:
-        most, surely = (torch.nn.functional.pad((weight * kept).cumsum(-1), (1, 0)) for kept in (possible, certain))
-        above = surely.gather(1, above_sure) * less
-        rest = (most[:, -1:] - most.gather(1, above_sure)) * more
-        in_possible = possible & (above < sampling.top_p * (above + rest))
-        above = (most.gather(1, above_maybe + 1) - weight * possible) * more
-        rest = (surely[:, -1:] - surely.gather(1, above_maybe + 1) + weight) * less
-        certain = certain & (above < sampling.top_p * (above + rest))
-        possible = in_possible
+        perhaps, certain = before < sampling.top_k, ahead <= sampling.top_k
+    if sampling.top_p < 1:  # kept while those before it have less than top_p of the mass that top-k left
+        most, least = (torch.nn.functional.pad((weight * kept).cumsum(-1), (1, 0)) for kept in (perhaps, certain))
+        above, rest = least.gather(1, before) * less, (most[:, -1:] - most.gather(1, before)) * more
+        above_at_most = (most.gather(1, ahead) - weight * perhaps) * more
+        rest_at_least = (least[:, -1:] - least.gather(1, ahead) + weight) * less
+        perhaps = perhaps & (above < sampling.top_p * (above + rest))
+        certain = certain & (above_at_most < sampling.top_p * (above_at_most + rest_at_least))
     if sampling.min_p:
         floor = scores[:, :1] + math.log(sampling.min_p)
-        possible = possible & (scores + 2 * width >= floor)
-        certain = certain & (scores - 2 * width >= floor)
-    least, most = weight * certain * less, weight * possible * more
-    left, right, own = order < tokens, order > tokens, order == tokens
+        perhaps, certain = perhaps & (scores + 2 * width >= floor), certain & (scores - 2 * width >= floor)
+    least, most = weight * certain * less, weight * perhaps * more
 
-    def total(weights, side):
-        return (weights * side).sum(-1, keepdim=True)
+    def mass(weights, where):
+        return (weights * where).sum(-1, keepdim=True)
 
-    mass = total(most, own)
-    low = total(least, left)
-    low = low / (low + mass + total(most, right))
-    high = total(most, left) + mass
-    high = high / (high + total(least, right))
-    return (mass > 0) & (low <= numbers) & (numbers <= high)
+    left, own, right = ids < tokens, mass(most, ids == tokens), ids > tokens
+    start = mass(least, left) / (mass(least, left) + own + mass(most, right))
+    end = (mass(most, left) + own) / (mass(most, left) + own + mass(least, right))
+    return (own > 0) & (start <= numbers) & (numbers <= end)
