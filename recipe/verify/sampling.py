@@ -22,26 +22,27 @@ holds while both kinds stay within their allowed shares (:func:`check`).
 
 **What it shows.** The records are what these weights draw under the frozen seed, up to the undecided. A text that is
 fixed before the numbers are known (typed by hand, or the gold answer) passes with the probability that the checkpoint
-gives it, at most the product of the largest probabilities: e^-1.4 a rollout of the practice policy, which is nearly
-sure of all it says, e^-44 of its 32. Whoever knows the numbers but samples with other weights passes a token where
-the two cumulative distributions agree around its number: nearly always where both are sure, so that it takes many
-tokens to tell apart weights that hardly differ. The practice run's candidate contradicts 14 of the 32 baseline rollouts;
-a rollout alone proves little, a whole evaluation much. Whoever has the claimed weights can choose only where the bound
-leaves a choice (CHOICE of the practice run's tokens in float32), and only as often as undecided tokens are allowed.
+gives it, at most the product of the largest ones: for the practice policy, which is nearly sure of all it says, e^-1.4
+a rollout and e^-44 for its 32. Whoever knows the numbers but samples with other weights passes wherever the two
+cumulative distributions agree around them: nearly always where both are sure, so that weights which hardly differ
+are told apart by many tokens alone. The practice candidate contradicts 14 of the 32 baseline rollouts: a rollout alone
+proves little, an evaluation much. Whoever has the claimed weights can choose only where the bound leaves a choice (at
+none of the practice baseline's 1,567 tokens in float32, at 2.6 % under BF16's bound), and only as often as may be
+undecided.
 
 **What it cannot show.** That the weights were trained as recorded, and that they are older than the records: weights
-may be made for what is to be claimed, under the same checks. That the seed was not chosen: whoever tries many seeds
-before freezing the plan has honest draws of the luckiest. Training under ``agent.decoder: native``, where TRL's
-``generate`` draws from the ambient generator, and training steps whose adapter was not kept: only running them again
-shows those. The number of attempts, for the same reason: every repetition draws the same.
+may be made for what is to be claimed. That the seed was not chosen, or a plan not run under many seeds before one was
+kept: each gives honest draws. How often something was repeated: every repetition draws the same. Training under
+``agent.decoder: native``, where TRL's ``generate`` draws from the ambient generator, and training steps before which no
+adapter was kept: only running them again shows those.
 
-**Beside the literature.** TOPLOC (Ong et al. 2025, arXiv:2501.16007) has the sampling side commit to its activations,
-258 bytes for every 32 tokens, and compares those of a prefill; it needs no shared randomness, sees a change of precision
-that draws the same tokens, and does not show that the tokens were drawn from the distribution. Here nothing is recorded
-in addition, because the streams are frozen: the tokens themselves are the commitment, what is proved includes the draw,
-and weights that draw the same tokens are the same to it. That is the idea of Token-DiFR (Karvonen et al. 2025,
-arXiv:2511.20621), which scores how far tokens diverge from a reference; here each draw has a verdict under a stated
-bound, because in float32 nearly all of them are exact.
+**Beside the literature.** TOPLOC (Ong et al. 2025, arXiv:2501.16007) has the sampling side record a digest of its
+activations, 258 bytes for 32 tokens, and compares it with those of a prefill. It needs no shared randomness and sees
+other weights or another precision even where the text would be the same; that a token was drawn fairly from the
+distribution it does not show. Here nothing is recorded in addition, because the streams are frozen: the tokens are the
+commitment and the draw itself is proved, but weights that draw the same tokens are the same to it. That is the idea of
+Token-DiFR (Karvonen et al. 2025, arXiv:2511.20621), which scores the divergence from a reference under a shared seed;
+here each draw has a verdict under a stated bound, since nearly all are exact.
 
 It is for records that the replay has accepted (:mod:`recipe.verify.replay`): that a record is whole, that its prompt is
 its task's, and that nothing goes on after an end token is shown there and not here.
@@ -77,13 +78,15 @@ from recipe.run.plan import Plan
 if TYPE_CHECKING:
     import numpy as np
 
-# How far a logit may lie from the one computed here, by the type of the weights. Float32: a hundred times what batches
-# and devices differ by in models of this depth. BF16: two of its spacings between 16 and 32, where the largest
-# logits of a Qwen3 lie; the practice policy needs 0.04.
+# How far a logit may lie from the one computed here, by the type of the weights. Float32: on a CPU, token by token and
+# a batch at once differ by 3e-5 at most, with 3 layers and with 28; another device sums in another order, no coarser.
+# BF16: two of its spacings between 16 and 32, where the largest logits of a Qwen3 lie. Token by token and a batch at
+# once differ by up to 0.125, which is two spacings below 16; the draws themselves needed 0.035.
 BOUND = {"float32": 1e-3, "bfloat16": 0.25}
-# Shares of a claim's tokens, rounded up to whole ones. Undecided tokens are those among which a forger may choose, so
-# they are few: honest runs in float32 had none in 37,000 tokens, in BF16 2 in 1,000. Beyond the bound is nothing in
-# float32; in BF16 a large activation is now and then rounded another way, and a rare token lies farther off.
+# Shares of a claim's tokens in whole ones, at least one where any are allowed. Undecided tokens are those where a forger may choose, so they
+# are few: honest samples had none in 37,000 tokens in float32, and at most 2 in 1,000 in BF16. Nothing lies beyond the
+# bound in float32. In BF16 a deeper model's large activations are now and then rounded another way; other weights
+# contradict 24 and more of 1,000.
 UNDECIDED = {"float32": 0.002, "bfloat16": 0.05}
 CONTRADICTED = {"float32": 0.0, "bfloat16": 0.005}
 
@@ -141,15 +144,15 @@ def prove(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, Dr
     """Draw again all that a finished run sampled from streams, by claim; ``told`` is called after each rollout.
 
     Raises:
-        CheckFailed: records that are no rollouts of the model's, weights that are none of the plan's, or logits that are
-            not numbers; names them. What the tokens say is for :func:`check`.
+        CheckFailed: records that are no rollouts of the model's, an adapter that is none of the plan's, or logits that
+            are not numbers; names them. What the tokens say is for :func:`check`.
     """
     merged, outputs = plan.run / "merge" / "checkpoint", plan.run / "retention" / baseline.OUTPUTS
     answered = read_lines(Output, outputs, "the candidate's retention outputs")
     return {
         **_evaluated(plan, plan.checkpoint, "baseline", ("retention before", plan.recorded.outputs), told),
         **_evaluated(plan, merged, "candidate", ("retention after", answered), told),
-        **_trained(plan, told),
+        **trained(plan, told),
     }
 
 
@@ -161,12 +164,13 @@ def check(found: dict[str, Drawn]) -> None:
     """
     for name, drawn in found.items():
         for what, share in (("contradicted", CONTRADICTED), ("undecided", UNDECIDED)):
-            count, allowed = getattr(drawn, what), math.ceil(share[drawn.precision] * drawn.tokens)
+            count, part = getattr(drawn, what), share[drawn.precision]
+            allowed = max(1, int(part * drawn.tokens)) if part else 0
             if count > allowed:
                 first = f"; first {drawn.first}" if drawn.first else ""
                 raise CheckFailed(
-                    f"sampling: {name}: the checkpoint does not draw these rollouts: {count} of {drawn.tokens} tokens are "
-                    f"{what}, at most {allowed} may be{first}"
+                    f"sampling: {name}: the checkpoint does not draw this: {count} of {drawn.tokens} tokens are {what}, "
+                    f"at most {allowed} may be{first}"
                 )
 
 
@@ -191,8 +195,8 @@ def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequenc
     }
 
 
-def _trained(plan: Plan, told) -> dict[str, Drawn]:
-    """Validations and training steps, in the order in which they were sampled."""
+def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, Drawn]:
+    """Validations and training steps, in the order in which they were sampled. Raises as :func:`prove`."""
     grpo, folder, sampling = plan.config.grpo, plan.run / "grpo", plan.config.agent.sampling
     every, proved = grpo.validation_every, training_steps(plan)
     validated = range(every, grpo.steps + 1, every) if every else ()
@@ -248,7 +252,7 @@ def adapt(tuned, path: Path) -> None:
     )
     if found != wanted:  # PEFT would leave those of the step before in place
         name = min(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-        raise CheckFailed(f"sampling: {path} is no adapter of this plan: {name[:120]} is missing, unknown or of another shape")
+        raise CheckFailed(f"sampling: {path} is no adapter of this plan: {name[:120]} is missing, unknown or misshapen")
     set_peft_model_state_dict(tuned, weights)
 
 
@@ -331,7 +335,8 @@ def _verdicts(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> Iterat
                 logits = model.lm_head(part).float()
                 if not torch.isfinite(logits).all():
                     raise CheckFailed("sampling: the model's logits are not finite: its weights are broken")
-                verdicts = redraw(logits, drawn.to(logits.device), numbers.to(logits.device), sampling, BOUND[policy.precision])
+                drawn, numbers = drawn.to(logits.device), numbers.to(logits.device)
+                verdicts = redraw(logits, drawn, numbers, sampling, BOUND[policy.precision])
                 parts.append([verdict.cpu() for verdict in verdicts])
         lengths = [len(rows[number].places) for number in batch]
         yield batch, *(torch.cat(verdicts).split(lengths) for verdicts in zip(*parts))
@@ -350,8 +355,11 @@ def _batches(rows: Sequence[Row]) -> Iterator[list[int]]:
 
 
 def redraw(logits, tokens, numbers, sampling: Sampling, bound: float):
-    """Whether ``numbers`` (N,) draw ``tokens`` (N,) from ``logits`` (N, V), exactly as the decoders do it; and the least
-    difference of single logits under which they do, infinite beyond ``bound`` (N,)."""
+    """Two verdicts (N,) on ``tokens`` (N,) that were drawn by ``numbers`` (N,) from ``logits`` (N, V).
+
+    Whether they are drawn, exactly as the decoders do it; and otherwise the least difference of single logits
+    under which they are, infinite beyond ``bound``. At a temperature of 0 the numbers are not looked at.
+    """
     import torch
 
     token = tokens.unsqueeze(1)
@@ -376,12 +384,16 @@ def _least(scores, tokens, numbers, sampling: Sampling, bound: float):
     import torch
 
     high = torch.full_like(numbers, bound)
-    low, explained = torch.zeros_like(numbers), explains(scores, tokens, numbers, sampling, high)
-    for _ in range(HALVINGS if explained.any() else 0):
+    explained = explains(scores, tokens, numbers, sampling, high).squeeze(1)
+    scores, tokens, numbers, high = (values[explained] for values in (scores, tokens, numbers, high))
+    low = torch.zeros_like(high)
+    for _ in range(HALVINGS if len(high) else 0):
         middle = (low + high) / 2
         enough = explains(scores, tokens, numbers, sampling, middle)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return high.masked_fill(~explained, math.inf).squeeze(1)
+    found = torch.full(explained.shape, math.inf, dtype=high.dtype, device=high.device)
+    found[explained] = high.squeeze(1)
+    return found
 
 
 def explains(scores, tokens, numbers, sampling: Sampling, width):
