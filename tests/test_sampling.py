@@ -101,7 +101,7 @@ def gold(plan, task):
 
 
 def refused(found, name):
-    pattern = rf"^sampling: {name}: .* contradicted, at most 0 may be; first {name} "
+    pattern = rf"^sampling: {name}: .* at most 0 may be; the first is {name} "
     with pytest.raises(CheckFailed, match=pattern) as failure:
         check(found)
     assert "\n" not in str(failure.value)
@@ -262,16 +262,22 @@ def test_outputs_of_other_items_are_named(plan):
 # ---- the bound
 
 
-def test_shares_are_of_whole_tokens():
-    def drawn(precision, undecided, contradicted, tokens=1000) -> dict[str, Drawn]:
+def test_what_is_allowed_is_a_share_of_whole_tokens():
+    def drawn(precision, undecided, contradicted, tokens=1000, foreign=0) -> dict[str, Drawn]:
         matched = tokens - undecided - contradicted
-        return {"it": Drawn(tokens, matched, undecided, contradicted, 9, 1, 0.0, precision, None)}
+        return {"it": Drawn(tokens, matched, undecided, contradicted, foreign, 9, 1, 0.0, precision, None)}
 
-    for holds in (("float32", 2, 0), ("float32", 1, 0, 10), ("bfloat16", 50, 5), ("bfloat16", 1, 1, 10)):
+    for holds in (("float32", 2, 0), ("float32", 1, 0, 10), ("bfloat16", 50, 1), ("bfloat16", 1, 0, 10)):
         check(drawn(*holds))
-    for fails in (("float32", 3, 0), ("float32", 0, 1), ("float32", 2, 0, 10), ("bfloat16", 51, 0), ("bfloat16", 0, 6)):
-        with pytest.raises(CheckFailed, match="^sampling: it: the checkpoint does not draw this"):
-            check(drawn(*fails))
+    fails = {
+        "undecided": [("float32", 3, 0), ("float32", 2, 0, 10), ("bfloat16", 51, 0)],
+        "contradicted": [("float32", 0, 1), ("bfloat16", 0, 2), ("bfloat16", 0, 1, 999)],
+        "foreign": [("bfloat16", 0, 1, 1000, 1)],
+    }
+    for what, cases in fails.items():
+        for case in cases:
+            with pytest.raises(CheckFailed, match=f"^sampling: it: .* does not draw this, .* tokens are {what}"):
+                check(drawn(*case))
 
 
 def verdict(logits, token, number, chosen, bound=1.0):
