@@ -66,6 +66,7 @@ from recipe.records import read_lines
 from recipe.run.evidence import (
     ROLLOUTS,
     STEPS,
+    TRAINER,
     VALIDATION,
     Evaluated,
     RolloutRecord,
@@ -75,6 +76,8 @@ from recipe.run.evidence import (
     validation_name,
 )
 from recipe.run.plan import Plan
+from recipe.training.adapter import WEIGHTS
+from recipe.training.protocol import kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,8 +88,8 @@ if TYPE_CHECKING:
 # once differ by up to 0.125, which is two spacings below 16; the draws themselves needed 0.035.
 BOUND = {"float32": 1e-3, "bfloat16": 0.25}
 # What is allowed is what a forger who has the weights may steer: one token can turn a rollout. Undecided tokens, as a
-# share of a claim's and at least one. In float32 honest samples had none in 37,000. In BF16 the practice policy's rollouts
-# had up to 2 in 1,000, and a text of which it is unsure, at temperature 1, 5 in 270.
+# share of a claim's and at least one. In float32 honest samples had none in 37,000. In BF16 the practice policy's
+# rollouts had up to 2 in 1,000, and a text of which it is unsure, at temperature 1, 5 in 270.
 UNDECIDED = {"float32": 0.002, "bfloat16": 0.05}
 # Contradicted tokens, as a share of a claim's, so that a small claim has none. Float32 has no outliers. In BF16 a deep
 # model's large activations are now and then rounded another way; the practice policy had none in 37,000 tokens, and
@@ -185,11 +188,9 @@ def check(found: dict[str, Drawn]) -> None:
 
 def training_steps(plan: Plan) -> list[int]:
     """The training steps that can be proved: those that follow known weights, with streams of their own."""
-    from recipe.training.checkpoints import scheduled
-
     if plan.config.agent.decoder != "engine":
         return []
-    return [1, *(step + 1 for step in scheduled(plan.config.grpo))]
+    return [1, *(step + 1 for step in kept(plan.config.grpo))]
 
 
 def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequence[Output]], told) -> dict[str, Drawn]:
@@ -216,7 +217,6 @@ def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, 
     from peft import get_peft_model
 
     from recipe.grpo import lora
-    from recipe.training import checkpoints
 
     def training(step: int, policy: Policy) -> None:
         name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).rollouts
@@ -231,8 +231,8 @@ def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, 
     for step in range(1, grpo.steps + 1):
         if step not in validated and step + 1 not in proved:
             continue
-        kept = folder / checkpoints.TRAINER / f"checkpoint-{step}" if step < grpo.steps else folder / "adapter"
-        adapt(tuned, kept / checkpoints.ADAPTER)
+        where = folder / TRAINER / f"checkpoint-{step}" if step < grpo.steps else folder / "adapter"
+        adapt(tuned, where / WEIGHTS)
         if step in validated:
             name, path = f"validation {step}", folder / VALIDATION / validation_name(step)
             found[name] = weigh(policy, _samples(plan, read_rollouts(path, "a validation"), name), sampling, told)
