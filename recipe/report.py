@@ -14,25 +14,28 @@ from dataclasses import asdict
 from pathlib import Path
 
 from recipe.errors import CheckFailed, Refused
-from recipe.files import canonical, tree_digests, write_bytes
+from recipe.files import canonical, tree_digests, write_bytes, write_json
 from recipe.progress import Progress
+from recipe.records import read
 from recipe.run.entrypoint import guarded
 from recipe.run.plan import Plan, load_run
 from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.verify import plots, summary
+from recipe.verify import plots, sampling, summary
 from recipe.verify.derive import Derived, derive
 from recipe.verify.replay import same
+from recipe.verify.sampling import Drawn
 from recipe.verify.summary import Summary
 
-SUMMARY = "summary"  # folder of the report stage
+SUMMARY, SAMPLING = "summary", "sampling.json"  # of the report stage: a folder, and who sampled
 
 
 def report(stage: Stage) -> Done:
     """The report as the last stage of a run."""
     found = verified(stage.plan)
-    said = write(found, stage.folder / SUMMARY)
-    return done(found, said)
+    drawn = proved(stage.plan)
+    write_json(stage.folder / SAMPLING, {name: asdict(claim) for name, claim in drawn.items()})
+    return done(found, write(found, drawn, stage.folder / SUMMARY))
 
 
 def done(found: Derived, said: Summary) -> Done:
@@ -46,12 +49,44 @@ def verified(plan: Plan, replayed: bool = True) -> Derived:
         return derive(plan, replayed, progress.update)
 
 
+def proved(plan: Plan) -> dict[str, Drawn]:
+    """Who sampled, by claim; with a progress bar over the rollouts and answers.
+
+    Raises:
+        CheckFailed: a checkpoint that does not draw what is said to be its own.
+    """
+    with Progress("sampling", None, "rollout") as progress:
+        drawn = sampling.prove(plan, progress.update)
+    sampling.check(drawn)
+    return drawn
+
+
+def stated(plan: Plan) -> dict[str, Drawn]:
+    """Who sampled, as the report stage found it, held against the records that it speaks of.
+
+    Raises:
+        Refused, CheckFailed: it speaks of other tokens, does not add up, or is no proof.
+    """
+    path = plan.run / "report" / SAMPLING
+    drawn = read(dict[str, Drawn], path, "the proof of who sampled")
+    where = f"report/{SAMPLING}"
+    if plan.retention_baseline.is_dir():
+        claimed = {name: {"tokens": claim.tokens, "precision": claim.precision} for name, claim in drawn.items()}
+        same(where, "claim", claimed, sampling.claims(plan))
+    for name, claim in drawn.items():
+        parts = claim.matched + claim.undecided + claim.contradicted
+        if min(claim.matched, claim.undecided, claim.contradicted) < 0 or parts != claim.tokens:
+            raise CheckFailed(f"{where}: {name}: {claim.tokens} tokens are not what became of them, {parts}")
+    sampling.check(drawn)
+    return drawn
+
+
 def summarised(plan: Plan) -> Summary:
     """The summary of a run whose evidence holds, whatever its files say."""
-    return summary.summarise(verified(plan))
+    return summary.summarise(verified(plan), stated(plan))
 
 
-def write(found: Derived, output: Path) -> Summary:
+def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
     """Write the summary of a verified run into the new folder ``output``. Returns it.
 
     Raises:
@@ -59,7 +94,7 @@ def write(found: Derived, output: Path) -> Summary:
     """
     if output.exists():
         raise Refused(f"the summary folder exists already: {output}; choose a new one")
-    said = summary.summarise(found)
+    said = summary.summarise(found, drawn)
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -85,13 +120,13 @@ def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]
     }
 
 
-def check(found: Derived, folder: Path) -> Iterator[str]:
+def check(found: Derived, drawn: dict[str, Drawn], folder: Path) -> Iterator[str]:
     """Hold a written summary against the run, byte by byte. Yields what this machine could not compare.
 
     Raises:
         CheckFailed: names the file, and in the summary itself the value.
     """
-    said = summary.summarise(found)
+    said = summary.summarise(found, drawn)
     wanted = texts(said)
     written = summary.load(folder)
     same(f"{folder.name}/{summary.SUMMARY}", "value", asdict(written), asdict(said))
@@ -113,7 +148,10 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def work() -> None:
-        found = write(load_run(arguments.run, check_sources=False), arguments.output)
+        if arguments.output.exists():
+            raise Refused(f"the summary folder exists already: {arguments.output}; choose a new one")
+        plan = load_run(arguments.run, check_sources=False)
+        found = write(verified(plan), proved(plan), arguments.output)
         print(f"{'qualified' if found.qualified else 'not qualified'}: {arguments.output / 'summary.md'}")
 
     return guarded(work)

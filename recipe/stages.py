@@ -21,7 +21,6 @@ class Facts:
     name: str
     inputs: tuple[str, ...]
     headline: str
-    model: bool = True  # whether it runs a model, and so needs a GPU
     decides: bool = True  # whether its numbers are new, or read off evidence
     resumable: bool = False
     shards: Callable[[Config], int] | None = None
@@ -46,7 +45,6 @@ STAGES = {
             "report",
             ("preflight", "baseline", "grpo", "merge", "candidate", "retention"),
             "qualified",
-            model=False,
             decides=False,
         ),
     )

@@ -71,7 +71,7 @@ def test_both_versions_accept_every_key_and_the_values_fit(name):
     assert config["entrypoint"] == f"python -m experiments.{name}" and config["name"] == name
     assert config["environment"]["image"].keys() == {"cpu", "cuda"}
     resources = config["resources"]
-    assert resources["slots_per_trial"] == (0 if name in ("prepare", "report") else 1)
+    assert resources["slots_per_trial"] == (0 if name == "prepare" else 1)
     assert resources.get("is_single_node", False) == (resources["slots_per_trial"] > 0)
     assert config["max_restarts"] == (2 if name == "grpo" else 0)  # only GRPO goes on from where it was
 

@@ -169,8 +169,7 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
             how = "--config hyperparameters.plan=/…/runs/NAME/plan.json" if runtime.owner else "--plan runs/NAME/plan.json"
             raise Refused(f"no plan given; pass {how} (made by experiments.prepare)")
         plan = processes.main_rank(lambda: load(Path(plan_path), check_sources=facts.decides))
-        if facts.model:
-            _check_gpus(not plan.practice, facts.shards is not None)
+        _check_gpus(not plan.practice, facts.shards is not None)
         if facts.shards and facts.shards(plan.config) % processes.size():
             raise Refused(
                 f"{name} cannot divide {facts.shards(plan.config)} rollouts a step among {processes.size()} GPUs; ask "

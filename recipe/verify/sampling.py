@@ -16,8 +16,8 @@ What is proved, each by the weights that are claimed::
 
 **Verdicts.** *Matched*: the number lies in the token's interval of the cumulative distribution as computed here.
 Another device or another batch rounds otherwise, and moves intervals and the edges of top-k, top-p and min-p a little.
-*Undecided*: some logits within :data:`BOUND` of those computed here draw the token; :func:`explains` says which tokens
-those keep for certain and which perhaps, and how far the interval's ends can move. *Contradicted*: none do. A claim
+*Undecided*: some logits within :data:`BOUND` of those computed here draw the token; :func:`recipe.verify.draws.explains` says
+which tokens those keep for certain and which perhaps, and how far the interval's ends can move. *Contradicted*: none do. A claim
 holds while both stay within their allowed shares (:func:`check`).
 
 **What it shows.** The records are what these weights draw under the frozen seed, up to the undecided. A text that is
@@ -48,7 +48,6 @@ It is for records that the replay has accepted (:mod:`recipe.verify.replay`): th
 its task's, and that nothing goes on after an end token is shown there and not here.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -61,7 +60,7 @@ from recipe.mgsm import baseline
 from recipe.mgsm.baseline import Output
 from recipe.policy import Sampling, checkpoint
 from recipe.policy.chat import Chat
-from recipe.policy.decoding import RandomStream, warpers
+from recipe.policy.decoding import RandomStream
 from recipe.records import read_lines
 from recipe.run.evidence import (
     ROLLOUTS,
@@ -78,6 +77,7 @@ from recipe.run.evidence import (
 from recipe.run.plan import Plan
 from recipe.training.adapter import WEIGHTS
 from recipe.training.protocol import kept
+from recipe.verify.draws import redraw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,6 @@ FAR = 4
 
 TOKENS = 1 << 13  # of a forward pass, padding included
 LOGITS = 1 << 24  # looked at together: 110 places of Qwen3's vocabulary
-HALVINGS = 20  # when the least difference that explains a draw is looked for
 
 
 @dataclass(frozen=True)
@@ -184,6 +183,34 @@ def check(found: dict[str, Drawn]) -> None:
                     f"sampling: {name}: the checkpoint does not draw this, {spread}: {count} of {drawn.tokens} tokens "
                     f"are {what}, at most {most} may be{first}"
                 )
+
+
+def claims(plan: Plan) -> dict[str, dict]:
+    """``tokens`` and ``precision`` of each claim of a finished run, by its records and its plan."""
+
+    def sampled(records: Sequence[RolloutRecord]) -> int:
+        return sum(len(span) for record in records for span in record.spans)
+
+    grpo, folder, every = plan.config.grpo, plan.run / "grpo", plan.config.grpo.validation_every
+    answered = read_lines(Output, plan.run / "retention" / baseline.OUTPUTS, "the candidate's retention outputs")
+    found: dict[str, int] = {}
+    for stage, name, outputs in (
+        ("baseline", "retention before", plan.recorded.outputs), ("candidate", "retention after", answered),
+    ):  # fmt: skip
+        found[stage] = sampled(read_rollouts(plan.run / stage / ROLLOUTS, f"the rollouts of stage {stage}"))
+        found[name] = sum(len(output.ids) for output in outputs)
+    for step in range(grpo.steps + 1):
+        if step and every and step % every == 0:
+            path = folder / VALIDATION / validation_name(step)
+            found[f"validation {step}"] = sampled(read_rollouts(path, "a validation"))
+        if step + 1 in training_steps(plan):
+            found[f"training {step + 1}"] = sampled(read_step(folder / STEPS / step_name(step + 1)).rollouts)
+    trained = {name for name in found if name.startswith(("validation", "training"))}
+    measured = plan.config.evaluation.precision
+    return {
+        name: {"tokens": tokens, "precision": plan.config.precision if name in trained else measured}
+        for name, tokens in found.items()
+    }
 
 
 def training_steps(plan: Plan) -> list[int]:
@@ -367,83 +394,3 @@ def _batches(rows: Sequence[Row]) -> Iterator[list[int]]:
         batch.append(number)
     if batch:
         yield batch
-
-
-def redraw(logits, tokens, numbers, sampling: Sampling, bound: float):
-    """Two verdicts (N,) on ``tokens`` (N,) that were drawn by ``numbers`` (N,) from ``logits`` (N, V).
-
-    Whether they are drawn, exactly as the decoders do it; and otherwise the least difference of single logits
-    under which they are, infinite beyond ``bound``. At a temperature of 0 the numbers are not looked at.
-    """
-    import torch
-
-    token = tokens.unsqueeze(1)
-    if sampling.temperature == 0:
-        needed = (logits.amax(-1, keepdim=True) - logits.gather(1, token)).double().squeeze(1) / 2
-        return logits.argmax(-1) == tokens, needed.masked_fill(needed > bound, math.inf)
-    cumulative = warpers(sampling)(None, logits).softmax(-1).double().cumsum(-1)
-    start = torch.nn.functional.pad(cumulative, (1, 0)).gather(1, token).squeeze(1)
-    at = numbers * cumulative[:, -1]
-    exact = (start <= at) & (at < cumulative.gather(1, token).squeeze(1))
-    needed = torch.zeros_like(numbers)
-    rest = ~exact
-    if rest.any():
-        scores = logits[rest].double() / sampling.temperature
-        found = _least(scores, token[rest], numbers[rest].unsqueeze(1), sampling, bound / sampling.temperature)
-        needed[rest] = found * sampling.temperature
-    return exact, needed
-
-
-def _least(scores, tokens, numbers, sampling: Sampling, bound: float):
-    """The least width by which :func:`explains` holds, (N,), by halving; infinite where ``bound`` is too little."""
-    import torch
-
-    high = torch.full_like(numbers, bound)
-    explained = explains(scores, tokens, numbers, sampling, high).squeeze(1)
-    scores, tokens, numbers, high = (values[explained] for values in (scores, tokens, numbers, high))
-    low = torch.zeros_like(high)
-    for _ in range(HALVINGS if len(high) else 0):
-        middle = (low + high) / 2
-        enough = explains(scores, tokens, numbers, sampling, middle)
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    found = torch.full(explained.shape, math.inf, dtype=high.dtype, device=high.device)
-    found[explained] = high.squeeze(1)
-    return found
-
-
-def explains(scores, tokens, numbers, sampling: Sampling, width):
-    """Whether some scores within ``width`` (N, 1) of ``scores`` (N, V) draw ``tokens`` (N, 1) by ``numbers`` (N, 1).
-
-    ``scores`` are logits over the temperature, in float64. It is never false where some do. It may be true where none
-    do, because it lets every token at an edge of the support be in or out by itself.
-    """
-    import torch
-
-    scores, ids = scores.sort(-1, descending=True)
-    weight = (scores - scores[:, :1]).exp()
-    more, less = width.exp(), (-width).exp()
-    # How many stand before a token for certain, and how many may: two scores move by ``width`` each.
-    before = torch.searchsorted(-scores, -(scores + 2 * width))
-    ahead = torch.searchsorted(-scores, -(scores - 2 * width), right=True)  # itself included
-    perhaps = certain = torch.ones_like(scores, dtype=torch.bool)
-    if sampling.top_k:
-        perhaps, certain = before < sampling.top_k, ahead <= sampling.top_k
-    if sampling.top_p < 1:  # kept while those before it have less than top_p of the mass that top-k left
-        most, least = (torch.nn.functional.pad((weight * kept).cumsum(-1), (1, 0)) for kept in (perhaps, certain))
-        above, rest = least.gather(1, before) * less, (most[:, -1:] - most.gather(1, before)) * more
-        above_at_most = (most.gather(1, ahead) - weight * perhaps) * more
-        rest_at_least = (least[:, -1:] - least.gather(1, ahead) + weight) * less
-        perhaps = perhaps & (above < sampling.top_p * (above + rest))
-        certain = certain & (above_at_most < sampling.top_p * (above_at_most + rest_at_least))
-    if sampling.min_p:
-        floor = scores[:, :1] + math.log(sampling.min_p)
-        perhaps, certain = perhaps & (scores + 2 * width >= floor), certain & (scores - 2 * width >= floor)
-    least, most = weight * certain * less, weight * perhaps * more
-
-    def mass(weights, where):
-        return (weights * where).sum(-1, keepdim=True)
-
-    left, own, right = ids < tokens, mass(most, ids == tokens), ids > tokens
-    start = mass(least, left) / (mass(least, left) + own + mass(most, right))
-    end = (mass(most, left) + own) / (mass(most, left) + own + mass(least, right))
-    return (own > 0) & (start <= numbers) & (numbers <= end)

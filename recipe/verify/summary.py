@@ -9,6 +9,7 @@ from recipe.run.evidence import Evaluated
 from recipe.stages import EVIDENCE
 from recipe.task import family
 from recipe.verify.derive import Derived
+from recipe.verify.sampling import Drawn
 
 SUMMARY = "summary.json"
 LAYOUT = 2
@@ -18,7 +19,7 @@ SEED = 0  # of the bootstrap alone
 LIMITS = (
     "One run of one seed: a repetition with another seed may differ by more than the interval below.",
     "The interval resamples the test items; it says nothing about other task families, languages or tools.",
-    "The replay proves what followed from the sampled tokens, not that this policy sampled them.",
+    "The checkpoints draw the sampled tokens again; how they came to be is proved only by training again.",
     "Retention covers the frozen German mathematics items alone, not the checkpoint's other abilities.",
 )
 
@@ -82,6 +83,7 @@ class Summary:
     precision: Precision
     gates: dict[str, bool]
     attempts: list[str]  # what did not go straight to its end; empty where everything ran once
+    sampling: dict[str, int]  # sampled tokens that the checkpoints draw again, over all claims
     limits: list[str]
     provenance: Provenance
 
@@ -91,8 +93,8 @@ def load(folder: Path) -> Summary:
     return read(Summary, folder / SUMMARY, "the summary", (LAYOUT, "report the run again"))
 
 
-def summarise(found: Derived) -> Summary:
-    """The aggregates of a run."""
+def summarise(found: Derived, drawn: Mapping[str, Drawn]) -> Summary:
+    """The aggregates of a run; ``drawn`` says who sampled, by claim."""
     plan, results, metrics = found.plan, found.results, found.metrics
     reasons = [f"gate {gate} did not pass" for gate, passed in found.all_gates.items() if not passed]
     if plan.practice:
@@ -120,6 +122,10 @@ def summarise(found: Derived) -> Summary:
         ),
         gates=found.all_gates,
         attempts=found.attempts,
+        sampling={
+            name: sum(getattr(claim, name) for claim in drawn.values())
+            for name in ("tokens", "matched", "undecided", "contradicted")
+        },
         limits=list(LIMITS),
         provenance=Provenance(
             commit=plan.frozen.repository.commit,
@@ -255,6 +261,12 @@ def markdown(summary: Summary) -> str:
         "## Attempts",
         "",
         *(f"- {line}" for line in summary.attempts or ["every stage ran once, undisturbed"]),
+        "",
+        "## Who sampled",
+        "",
+        "Drawn again by the checkpoints that are said to have sampled them: "
+        + ", ".join(f"{summary.sampling[name]} {name}" for name in ("matched", "undecided", "contradicted"))
+        + f" of {summary.sampling['tokens']} tokens.",
         "",
         "## What this does not show",
         "",

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-from recipe import config
+from recipe import config, report
 from recipe.errors import Refused
 from recipe.files import check_entry, files_below, real
 from recipe.run import attempts
@@ -217,19 +217,26 @@ def fetch(folder: Path, target: Path) -> None:
     print(f"{target}: {count} files")
 
 
-def verify(folder: Path, replayed: bool, key: Path | None = None, again: str | None = None) -> None:
+def verify(
+    folder: Path, replayed: bool, key: Path | None = None, sampled: bool = False, again: str | None = None
+) -> None:
     """Prove the manifest again; what this machine cannot check is said.
 
     Args:
         key: it must have been signed with this key's other half.
+        sampled: have the checkpoints draw the recorded tokens once more.
         again: an interval to train once more.
     """
     signer = key and signature.check(folder, key)
-    if again is not None:
+    if sampled or again is not None:
         plan = load_run(folder)  # with every input, and by the run's own sources
-        ends = rerun.interval(plan, again)
+        ends = None if again is None else rerun.interval(plan, again)
     lines = list(manifest.verify(folder, NAMES, remote.connect, replayed))
     print(*lines, sep="\n", end="\n" if lines else "")
+    if sampled:
+        for name, drawn in report.proved(plan).items():
+            counts = f"{drawn.matched} matched, {drawn.undecided} undecided, {drawn.contradicted} contradicted"
+            print(f"sampling: {name}: {counts} of {drawn.tokens} tokens")
     if again is not None:
         print(rerun.rerun(plan, *ends))
     whole = not any(line.startswith(compare.UNCHECKED) for line in lines)
@@ -288,6 +295,7 @@ def main() -> int:
             command.add_argument("--to", type=Path, required=True, help="new folder")
         if name == "verify":
             command.add_argument("--quick", action="store_true", help="take rollouts and weights at their word")
+            command.add_argument("--sampling", action="store_true", help="have the checkpoints draw every token again")
             command.add_argument(
                 "--rerun", metavar="FROM:TO", nargs="?", const=":", help="train the steps between two kept checkpoints again"
             )
@@ -312,7 +320,7 @@ def main() -> int:
     work = {
         "status": lambda: status(given.run),
         "fetch": lambda: fetch(given.run, given.to),
-        "verify": lambda: verify(given.run, not given.quick, given.key, given.rerun),
+        "verify": lambda: verify(given.run, not given.quick, given.key, given.sampling, given.rerun),
         "sign": lambda: sign(given.run, given.key),
     }
     return guarded(work[given.command])

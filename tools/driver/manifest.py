@@ -140,7 +140,7 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
     plan, state = found.plan, load_state(found.plan.run)
     if state is not None and state.plan_id != plan.id:
         raise CheckFailed(f"driver.json is of plan {state.plan_id[:12]}…, the run of {plan.id[:12]}…")
-    said = summary.summarise(found)
+    said = summary.summarise(found, report.stated(plan))
     attempts.check(plan.run, stages)
     results = {**found.results, REPORT: _reported(plan, report.done(found, said))}
     known = _frozen(plan)
@@ -310,7 +310,7 @@ def verify(run: Path, stages: Sequence[str], ask: Callable[[str], Master], repla
         raise CheckFailed(line)
     for name in attempts.check(run, stages):
         yield f"{UNCHECKED}{name}: it was set aside, and is not in this copy"
-    compared = report.check(found, run / REPORT / report.SUMMARY)
+    compared = report.check(found, report.stated(plan), run / REPORT / report.SUMMARY)
     yield from (f"{UNCHECKED}{line}" for line in compared)
     if not replayed:
         yield f"{UNCHECKED}rollouts and weights, which were taken at their word (--quick)"
