@@ -1,12 +1,15 @@
 """How tests alter what a run left behind, as an accident or a forger would."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from recipe.files import digest, file_digest, write_json, write_lines
 from recipe.mgsm.baseline import ITEMS, OUTPUTS, RUN
 from recipe.records import read_json, read_lines
+from recipe.run import attempts
+from recipe.run.attempts import Entry
 from recipe.run.evidence import RESULT
 from recipe.run.plan import PLAN, id_of, load
 from recipe.run.result import consumed, outputs
@@ -67,6 +70,21 @@ def reseal(stage: Path) -> None:
     for name in NAMES:
         if (stage.parent / name / RESULT).exists():
             edit(stage.parent / name / RESULT, "inputs", consumed(plan, name))
+    rewrite_attempts(stage.parent)
+
+
+def rewrite_attempts(run: Path, without: str = "") -> None:
+    """A journal that fits plan and results as they are now, sealed from its beginning, ``without`` a stage."""
+    rewritten: list[Entry] = []
+    for entry in read_lines(Entry, run / attempts.NAME, "it"):
+        if entry.stage == without:
+            continue
+        if entry.event in attempts.OUTCOMES and (run / entry.stage / RESULT).exists():
+            entry = replace(entry, left=file_digest(run / entry.stage / RESULT))
+        previous = rewritten[-1].seal if rewritten else attempts.origin(run)
+        entry = replace(entry, previous=previous, number=len(rewritten) + 1)
+        rewritten.append(replace(entry, seal=entry.sealed()))
+    write_lines(run / attempts.NAME, map(asdict, rewritten))
 
 
 def reforge(run: Path, **changes) -> None:
@@ -74,6 +92,8 @@ def reforge(run: Path, **changes) -> None:
     document = {**read_json(run / PLAN, "plan"), **changes}
     document["plan_id"] = id_of(document)
     write_json(run / PLAN, document)
+    if (run / attempts.NAME).exists():
+        rewrite_attempts(run)
 
 
 def reseal_baseline(run: Path) -> None:

@@ -76,7 +76,7 @@ def rows(run: Path) -> list[bytes]:
 
 def rewrite(run: Path, entries: list[Entry]) -> None:
     """A journal of these entries whose every line is sealed and follows from the one before, as a forger makes it."""
-    previous, found = attempts._origin(run), []
+    previous, found = attempts.origin(run), []
     for number, entry in enumerate(entries, 1):
         made = replace(entry, number=number, previous=previous)
         found.append(replace(made, seal=made.sealed()))

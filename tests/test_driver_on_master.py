@@ -265,10 +265,12 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
     while {checkpoint.uuid for checkpoint in remote.connect().record(number).checkpoints} != kept:
         assert time.time() < deadline, "what the policy does not keep was not collected"
         time.sleep(1.0)
-    *collected, holds, unsigned = told("verify", "--run", run).partition("replay:")[0].splitlines()
+    *lines, holds, unsigned = told("verify", "--run", run).partition("replay:")[0].splitlines()
     assert unsigned == signature.UNSIGNED and holds == f"{run / 'manifest.json'} holds"
+    collected = [line for line in lines if line.startswith("collected since by the cluster's policy: ")]
+    assert [line.split(":")[0] for line in lines if line not in collected] == list(NAMES)
     assert bool(collected) == (kept != {checkpoint.uuid for checkpoint in recorded.checkpoints})
-    assert all(line.startswith(f"collected since by the cluster's policy: experiment {number},") for line in collected)
+    assert all(f": experiment {number}," in line for line in collected)
     assert master is None or collected  # the double takes its time
     table = told("status", "--run", run)
     assert table.count("complete") == len(NAMES) and "strict_success 0." in table
@@ -285,7 +287,7 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
     assert not [token for token in master.world.user_tokens if token.encode() in written]
     entry = master.experiments[numbers[1]]
     entry.original_config = entry.original_config.replace("max_restarts: 0", "max_restarts: 1")
-    assert "stage baseline: experiment.configuration.max_restarts is 0, the cluster says 1" in told(
+    assert f"stage baseline: experiment {numbers[1]}.configuration.max_restarts is 0, the cluster says 1" in told(
         "verify", "--run", run, fails=True
     )
 

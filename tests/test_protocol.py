@@ -357,7 +357,7 @@ def test_every_recorded_setting_is_compared_with_the_plan_in_the_replay(stage, n
     recorded = protocol.planned(stage.plan.config)
     write_json(stage.folder / PROTOCOL, {**recorded, name: another(recorded[name])})
     with pytest.raises(CheckFailed, match=rf"^grpo/protocol.json: {name} is [^;]*, not [^;]*$"):
-        replay.training(stage.plan, chat=None)
+        replay.training(stage.plan, reader=None)
 
 
 def test_missing_and_unknown_settings_and_all_differences_are_named(stage):
@@ -365,10 +365,10 @@ def test_missing_and_unknown_settings_and_all_differences_are_named(stage):
     del recorded["seed"]
     write_json(stage.folder / PROTOCOL, {**recorded, "loss.kl": 1, "more": 2})
     with pytest.raises(CheckFailed, match="loss.kl is 1, not 0.02; more is 2, not absent; seed is absent, not 42"):
-        replay.training(stage.plan, chat=None)
+        replay.training(stage.plan, reader=None)
     write_json(stage.folder / PROTOCOL, [])
     with pytest.raises(Refused, match="grpo/protocol.json must be dict"):
-        replay.training(stage.plan, chat=None)
+        replay.training(stage.plan, reader=None)
 
 
 # ---- the derivation, by hand

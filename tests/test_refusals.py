@@ -35,7 +35,8 @@ def private(practice, tmp_path) -> Path:
 
 
 def report_of(run: Path) -> None:
-    report.write(report.verified(plans.load(run / "plan.json")), run.parent / "again")
+    plan = plans.load(run / "plan.json")
+    report.write(report.verified(plan), report.stated(plan), run.parent / "again")
 
 
 def test_the_untouched_copy_is_accepted(copied):
@@ -408,7 +409,7 @@ def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
     code = {path.relative_to(ROOT).as_posix() for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
     assert {path for path in code - frozen if not path.startswith("recipe/practice/")} == {
         "experiments/report.py", "recipe/progress.py", "recipe/report.py", "recipe/verify/__init__.py",
-        "recipe/verify/derive.py", "recipe/verify/opened.py", "recipe/verify/plots.py", "recipe/verify/replay.py", "recipe/verify/rerun.py", "recipe/verify/summary.py",
+        "recipe/verify/derive.py", "recipe/verify/draws.py", "recipe/verify/opened.py", "recipe/verify/plots.py", "recipe/verify/replay.py", "recipe/verify/rerun.py", "recipe/verify/sampling.py", "recipe/verify/summary.py",
     }  # fmt: skip
     assert {"recipe/policy/engine/linear.py", "recipe/orders/judge.py", "recipe/run/evidence.py"} <= frozen <= code
 

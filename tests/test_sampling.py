@@ -23,7 +23,8 @@ from recipe.run import plan as plans
 from recipe.run.evidence import Evaluated, Trained, read_rollouts, read_step
 from recipe.run.plan import load_run
 from recipe.verify import sampling
-from recipe.verify.sampling import Drawn, Policy, Row, check, explains, prove, redraw, weigh
+from recipe.verify.draws import explains, redraw
+from recipe.verify.sampling import Drawn, Policy, Row, check, prove, weigh
 from runs import ROOT, SMALL_STEPS, settings, stage_process
 
 SETTINGS = {

@@ -20,7 +20,7 @@ from recipe.run.evidence import RESULT
 from recipe.run.plan import load
 from recipe.stages import NAMES
 from runs import stage_process
-from tampering import REMOVED, edit, flip, reseal
+from tampering import REMOVED, edit, flip, reseal, rewrite_attempts
 from tools.driver import commands, manifest, signature
 
 pytest.importorskip("securesystemslib")
@@ -362,6 +362,7 @@ def test_what_the_line_without_a_signature_names_can_be_made_up(copied, keys, ca
     (copied / "logs" / "grpo.log").write_text("all went well\n")
     reseal(copied / "grpo")
     shutil.rmtree(copied / "report")
+    rewrite_attempts(copied, without="report")
     assert (done := stage_process("report", copied)).returncode == 0, done.stderr
     manifest.write(load(copied / "plan.json"), NAMES)
     capsys.readouterr()

@@ -193,7 +193,7 @@ def append(
         whole = _whole(found)
         past = _entries(run, whole)
         now = time.strftime(STAMP, time.gmtime())
-        previous = past[-1].seal if past else _origin(run)
+        previous = past[-1].seal if past else origin(run)
         entry = Entry(len(past) + 1, stage, event, step, now, owner, folder, left, previous, START)
         try:
             if whole != found:
@@ -224,7 +224,7 @@ def _entries(run: Path, found: bytes) -> list[Entry]:
     entries = lines(Entry, found, path, WHAT)
     if b"".join(canonical(asdict(entry)) for entry in entries) != found:
         raise Refused(f"{path} is not as it was written: its lines are not canonical JSON")
-    previous = _origin(run) if entries else ""
+    previous = origin(run) if entries else ""
     for number, entry in enumerate(entries, 1):
         before = f"line {number - 1}" if number > 1 else f"{PLAN} of this run"
         if entry.seal != entry.sealed():
@@ -237,7 +237,7 @@ def _entries(run: Path, found: bytes) -> list[Entry]:
     return entries
 
 
-def _origin(run: Path) -> str:
+def origin(run: Path) -> str:
     """What the first entry follows: the plan, and which of its runs this is."""
     path = run / PLAN
     frozen = read(dict, path, "the plan")
