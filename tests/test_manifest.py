@@ -408,13 +408,61 @@ def test_every_number_that_the_cluster_has_of_a_stage_is_compared(whole, stage):
         if report.metrics == {"02_reward": -1.0}:
             continue  # of the lost node: step 5 was told again
         names = sorted(report.metrics.keys() - {"tokens_per_second"})
-        for other in (replace(report, metrics={**report.metrics, names[place % len(names)]: 0.123}), replace(report, steps=99)):
+        others = {names[place % len(names)]: 0.123}, {"made_up": 0.123}
+        changed = [replace(report, metrics={**report.metrics, **other}) for other in others]
+        for other in (*changed, replace(report, steps=99)):
             altered = [*told[:place], other, *told[place + 1 :]]
             with pytest.raises(CheckFailed, match=rf"stage {stage}: .*(the cluster says (0.123|None)|the cluster has .*of step)"):
                 master.reports = lambda asked, altered=altered: altered if asked == number else Ended.reports(master, asked)
                 verified(whole, master)
             tried += 1
-    assert tried == 2 * sum(report.metrics != {"02_reward": -1.0} for report in told)
+    assert tried == 3 * sum(report.metrics != {"02_reward": -1.0} for report in told)
+
+
+LOST = (1, 2, 3, 4)  # told by an earlier experiment, or not yet shipped when a node was lost
+
+
+@pytest.mark.parametrize(
+    ("gone", "refused"),
+    [
+        (lambda report: report.steps in LOST, None),  # went on from another experiment's checkpoint, since deleted
+        (lambda report: report.steps == 4, None),  # the end of a run that was lost
+        (lambda report: (report.group, report.steps) == ("validation", 4), "no validation metrics of step 4"),
+        (lambda report: report.steps == 3, "no training metrics of step 3"),
+        (lambda report: report.steps == 8, "no training metrics of step 8"),
+        (lambda report: True, "no training metrics of step 1"),
+    ],
+    ids=["resumed elsewhere", "lost tail", "validation alone", "a hole", "the end", "all"],
+)
+def test_reports_that_an_honest_run_may_lack_are_named_and_others_refused(whole, gone, refused):
+    """The first run told steps 1 to 4, and 5 before it was lost; the second one 5 to 8."""
+    master = Ended(whole)
+    told = [report for report in master.reports(13) if not gone(report) and report.metrics != {"02_reward": -1.0}]
+    master.reports = lambda asked: told if asked == 13 else Ended.reports(master, asked)
+    if refused:
+        with pytest.raises(CheckFailed, match=f"stage grpo: the cluster has {refused}"):
+            verified(whole, master)
+        return
+    [line] = [line for line in verified(whole, master) if "no run of it reported" in line]
+    steps = "1, 2, 3, 4" if len(told) < 8 else "4"
+    assert line == f"not checked: stage grpo, metrics of steps {steps}: no run of it reported them"
+
+
+def test_a_training_taken_up_by_another_experiment_has_the_reports_of_both(copied):
+    """As after a failure and --resume: each experiment told its own steps."""
+    state = read_json(copied / STATE, "it")
+    first = {**state["attempts"]["grpo"][0], "experiment": 50, "ended": None, "failure": "a node was lost"}
+    write_json(copied / STATE, {**state, "attempts": {**state["attempts"], "grpo": [first, *state["attempts"]["grpo"]]}})
+    path = copied / "metrics" / "grpo.jsonl"
+    told = read_lines(Report, path, "it")
+    write_lines(path, [asdict(report) for report in told if report.run == 2])
+    manifest.write(load(copied / "plan.json"), NAMES)
+    master = Ended(copied)
+    master.experiments[50] = master.experiments[13]
+    master.reports = lambda asked: (
+        [report for report in told if report.run == 1] if asked == 50 else Ended.reports(master, asked)
+    )
+    assert verified(copied, master) == [QUICK, *RAN]
 
 
 def test_what_was_reported_is_compared_without_the_cluster_too(copied):
@@ -426,9 +474,13 @@ def test_what_was_reported_is_compared_without_the_cluster_too(copied):
 @pytest.mark.parametrize("fact", ["plan_id", "adapter", "merged_checkpoint"])
 def test_what_a_stored_checkpoint_says_of_itself_is_compared(whole, fact):
     master = Ended(whole)
-    master.said["uuid-8"] = {fact: "0" * 64}
-    with pytest.raises(CheckFailed, match=f"checkpoint uuid-8 names {fact} '000"):
-        verified(whole, master)
+    facts = {"plan_id": load(whole / "plan.json").id, "resumable": True}
+    for said in ({**facts, fact: "0" * 64}, {"resumable": True}, {**facts, "adapter": None}):
+        master.said["uuid-8"] = said
+        with pytest.raises(CheckFailed, match="checkpoint uuid-8 names .* on the cluster, the run has"):
+            verified(whole, master)
+    master.said["uuid-8"] = facts
+    assert verified(whole, master)
 
 
 def test_other_experiments_of_the_plan_are_named(whole):

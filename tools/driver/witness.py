@@ -16,6 +16,7 @@ from tools.driver.compare import UNCHECKED, differences
 from tools.driver.records import Experiment, State
 from tools.driver.remote import Master, Report
 
+TIMES = {"tokens_per_second", "step_seconds"}  # which nothing else knows
 Reports = dict[tuple[str, int], dict[str, float]]  # metrics by group and step
 
 
@@ -56,7 +57,9 @@ def testimony(
     registered = state.registered and state.registered.checkpoint
     for name, experiment in known.items():
         yield from _experiment(found, master, name, experiment, registered)
-        agree(reported(found, name, metrics[name]), master.reports(experiment.id), f"stage {name}", "the cluster")
+        told = _told(master, [attempt.experiment for attempt in state.attempts[name]])
+        if gaps := agree(reported(found, name, metrics[name]), told, f"stage {name}", "the cluster"):
+            yield f"{UNCHECKED}stage {name}, metrics of steps {', '.join(map(str, gaps))}: no run of it reported them"
     # The plan's label leads each label of its experiments.
     label = state.attempts[next(iter(known))][0].label.split("/")[0]
     named = {experiment.id for experiment in known.values()}
@@ -77,12 +80,23 @@ def _experiment(
     for line in differences(asdict(wanted), asdict(alike), where, "the cluster"):
         raise CheckFailed(line)
     yield from _checkpoints(wanted, now, registered, where)
-    _metadata(found, master, now, where)
+    _metadata(found, master, name, now, where)
     runs = f"{len(now.segments)} run{'s' * (len(now.segments) != 1)}"
     yield f"{name}: experiment {wanted.id}, {runs}, {now.restarts} restart{'s' * (now.restarts != 1)}"
 
 
 # ---- metrics
+
+
+def _told(master: Master, experiments: Sequence[int | None]) -> list[Report]:
+    """The reports of a stage's experiments one after another, the runs of later ones numbered higher."""
+    found: list[Report] = []
+    for experiment in experiments:
+        if experiment is None or master.look(experiment).state == "DELETED":
+            continue
+        before = max((report.run for report in found), default=0)
+        found += [replace(report, run=before + report.run) for report in master.reports(experiment)]
+    return found
 
 
 def reported(found: Derived, stage: str, metrics: Mapping) -> Reports:
@@ -101,27 +115,43 @@ def reported(found: Derived, stage: str, metrics: Mapping) -> Reports:
     return {("validation", 1): numbers} if numbers else {}
 
 
-def agree(wanted: Reports, reports: Sequence[Report], where: str, whose: str) -> None:
+def agree(wanted: Reports, reports: Sequence[Report], where: str, whose: str) -> list[int]:
     """Compare with what was reported; a step that was repeated after a lost node counts as it was last.
+
+    A trial's reports are on their way for a moment, so that a run which was lost may lack its last ones although its
+    evidence is there; an experiment that went on from another one's checkpoint has the later steps alone.
+
+    Returns:
+        Steps that no run reported, for one of these reasons.
 
     Raises:
         CheckFailed: names group, step and metric, with both values.
     """
     last: Reports = {}
+    ranges: dict[int, list[int]] = {}
     for report in sorted(reports, key=lambda report: report.run):
         last[report.group, report.steps] = report.metrics
+        if report.group == "training":
+            ranges.setdefault(report.run, []).append(report.steps)
+    gaps = set()
     for (group, step), metrics in wanted.items():
         there = last.pop((group, step), None)
         if there is None:
-            raise CheckFailed(f"{where}: {whose} has no {group} metrics of step {step}")
-        for name, value in metrics.items():
-            if there.get(name) != value:
+            within = any(min(steps) < step < max(steps) for steps in ranges.values())
+            after = step >= max((steps[-1] for steps in ranges.values()), default=0)
+            if within or after or (group == "validation" and step not in gaps):
+                raise CheckFailed(f"{where}: {whose} has no {group} metrics of step {step}")
+            gaps.add(step)
+            continue
+        for name in [*metrics, *sorted(there.keys() - metrics.keys() - TIMES)]:
+            if there.get(name) != metrics.get(name):
                 raise CheckFailed(
-                    f"{where}: {group} metric {name} of step {step} is {short(value)} in the run, {whose} says "
-                    f"{short(there.get(name))}"
+                    f"{where}: {group} metric {name} of step {step} is {short(metrics.get(name))} in the run, {whose} "
+                    f"says {short(there.get(name))}"
                 )
     for group, step in sorted(last):
         raise CheckFailed(f"{where}: {whose} has {group} metrics of step {step}, the run has none")
+    return sorted(gaps)
 
 
 # ---- checkpoints
@@ -147,7 +177,7 @@ def _checkpoints(wanted: Experiment, found: Experiment, registered: str | None, 
         yield f"collected since by the cluster's policy: experiment {wanted.id}, checkpoints of step {steps}"
 
 
-def _metadata(found: Derived, master: Master, experiment: Experiment, where: str) -> None:
+def _metadata(found: Derived, master: Master, stage: str, experiment: Experiment, where: str) -> None:
     """What the trial said of each checkpoint that it stored."""
     facts = {
         "plan_id": found.plan.id,
@@ -155,10 +185,14 @@ def _metadata(found: Derived, master: Master, experiment: Experiment, where: str
         "merged_checkpoint": found.results["merge"].folder("checkpoint"),
     }
     for checkpoint in experiment.checkpoints:
-        said = master.stored(checkpoint.uuid) or {}
-        for name, value in facts.items():
-            if said.get(name, value) != value:
+        said = master.stored(checkpoint.uuid)
+        if said is None:  # collected
+            continue
+        made = set() if "resumable" in said else {"merged_checkpoint" if stage == "merge" else "adapter"}
+        due = {"plan_id", *made, *(said.keys() & facts.keys())}
+        for name in sorted(due):
+            if said.get(name) != facts[name]:
                 raise CheckFailed(
-                    f"{where}: checkpoint {checkpoint.uuid} names {name} {short(said[name])} on the cluster, the run has "
-                    f"{short(value)}"
+                    f"{where}: checkpoint {checkpoint.uuid} names {name} {short(said.get(name))} on the cluster, the run "
+                    f"has {short(facts[name])}"
                 )
