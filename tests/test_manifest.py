@@ -277,10 +277,10 @@ GRPO, MERGE = "predicate/recipe_stages/2", "predicate/recipe_stages/3"
 ATTEMPT = "attempts/grpo/0"
 EARLY = "2020-01-01T00:00:00Z"
 VALUES = [
-    ("merge/result.json", "gates/same_policy", False, "stage merge: gate same_policy is False, its records give True"),
-    ("merge/result.json", "metrics/mean_kl", 0.5, "stage merge: gate same_policy"),
-    ("merge/result.json", "machine/gpu", "H", "stage report: input merge is"),
-    ("merge/result.json", "started", EARLY, "stage report: input merge is"),
+    ("merge/result.json", "gates/same_policy", False, "attempts: merge/result.json is not the one"),
+    ("merge/result.json", "metrics/mean_kl", 0.5, "attempts: merge/result.json is not the one"),
+    ("merge/result.json", "machine/gpu", "H", "attempts: merge/result.json is not the one"),
+    ("merge/result.json", "started", EARLY, "attempts: merge/result.json is not the one"),
     ("grpo/result.json", "failure", "no", "stage grpo failed: no"),
     ("grpo/result.json", "plan_id", "0" * 64, "belongs to plan 000000000000"),
     ("candidate/result.json", "inputs/merge~1checkpoint", "0" * 64, "stage candidate: input merge/checkpoint"),

@@ -18,7 +18,7 @@ from recipe.records import read_json
 from recipe.run import plan as plans
 from recipe.run import repository
 from runs import ROOT, prepared, rebound, settings, stage_process
-from tampering import REMOVED, another, edit, flip, reforge, reseal
+from tampering import REMOVED, another, edit, flip, reforge, reseal, rewrite_attempts
 
 
 @pytest.fixture
@@ -311,10 +311,12 @@ def test_every_event_turn_and_outcome_entry_is_checked(copied):
 
 def spoil_metric(run):
     edit(run / "candidate" / "result.json", "metrics/strict_success", another)
+    rewrite_attempts(run)
 
 
 def spoil_training_metric(run):
     edit(run / "grpo" / "result.json", "metrics/mixed_groups", another)
+    rewrite_attempts(run)
 
 
 def spoil_step_order(run):

@@ -15,7 +15,7 @@ from recipe.mgsm import baseline
 from recipe.mgsm.baseline import Output
 from recipe.policy import Sampling, checkpoint
 from recipe.policy.chat import Chat
-from recipe.policy.decoding import Native, RandomStream
+from recipe.policy.decoding import Native, RandomStream, warpers
 from recipe.practice import demonstrations
 from recipe.records import read_lines
 from recipe.rollout import agent_chat
@@ -338,7 +338,7 @@ def test_whatever_nearby_logits_draw_is_explained(chosen, width):
     there = logits + 0.999 * width * signs
     numbers = torch.rand(count, generator=generator, dtype=torch.float64)
     numbers[::50] = 0.0
-    cumulative = sampling.warpers(chosen)(None, there.float()).softmax(-1).double().cumsum(-1)
+    cumulative = warpers(chosen)(None, there.float()).softmax(-1).double().cumsum(-1)
     drawn = torch.searchsorted(cumulative, (numbers * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
     exact, needed = redraw(logits.float(), drawn, numbers, chosen, width)
     assert exact.any() and not needed.isinf().any()
