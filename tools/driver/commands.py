@@ -299,7 +299,8 @@ def main() -> int:
             command.add_argument(
                 "--rerun", metavar="FROM:TO", nargs="?", const=":", help="train the steps between two kept checkpoints again"
             )
-            command.add_argument("--key", type=Path, metavar="PUBLIC.pem", help="it must be signed with this key's other half")
+            signed = "it must be signed with this key's other half"
+            command.add_argument("--key", type=Path, metavar="PUBLIC.pem", help=signed)
         if name == "sign":
             command.add_argument("--key", type=Path, metavar="KEY.pem", required=True, help="private Ed25519 key")
             command.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -25,7 +25,7 @@ PUBLISH = "openssl pkey -in KEY.pem -pubout -out PUBLIC.pem"
 UNSIGNED = (
     "not signed: an owner of this folder could have made up, all of it to fit, what nothing derives: which of several "
     "runs and seeds it shows, times, machines, logs, losses and gradient norms; rollouts and adapter too, unless its "
-    "checkpoints sample, and its training makes, the same again"
+    "checkpoints sample the same again (--sampling) and its training makes the same again (--rerun)"
 )
 
 _Signed = Annotated[str, Form("an Ed25519 signature, 64 bytes in base64", "[A-Za-z0-9+/]{85}[AQgw]==")]
@@ -105,7 +105,8 @@ def _library():
         from cryptography.hazmat.primitives import serialization
         from securesystemslib import dsse, signer
     except ImportError as error:
-        raise Refused(f"signatures need a library that is not installed ({one_line(error)}): pip install '{EXTRA}'") from None
+        why = f"signatures need a library that is not installed ({one_line(error)})"
+        raise Refused(f"{why}: pip install '{EXTRA}'") from None
     return dsse, signer, serialization
 
 
@@ -124,7 +125,8 @@ def _key(path: Path, half: str, load):
     try:
         key = load(pem)
     except TypeError:  # a password was not given
-        raise Refused(f"the private key {path} is encrypted; decrypt it with: openssl pkey -in {path} -out KEY.pem") from None
+        remedy = f"openssl pkey -in {path} -out KEY.pem"
+        raise Refused(f"the private key {path} is encrypted; decrypt it with: {remedy}") from None
     except (ValueError, UnsupportedAlgorithm):
         raise Refused(f"{path} is no {half} key in PEM; make one with: {remedy}") from None
     if not isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
