@@ -190,11 +190,14 @@ def test_a_driver_that_is_stopped_leaves_a_run_that_goes_on_and_lets_no_second_o
     while not (folder / "grpo" / "steps" / "step-0001.json").exists():
         assert first.poll() is None
         time.sleep(0.02)
+    [stage] = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    os.kill(int(stage), signal.SIGSTOP)  # it would be done before the others have been refused
     second = driver(*command[3:])
     assert second.returncode == 2 and "another driver process is at work" in second.stderr
     by_hand = stage_process("grpo", folder)
     assert by_hand.returncode == 2 and "another grpo process is at work" in by_hand.stderr
     first.send_signal(signal.SIGTERM)
+    os.kill(int(stage), signal.SIGCONT)
     said = first.communicate()[1]
     assert first.returncode == 128 + signal.SIGTERM and "Traceback" not in said
     assert f"grpo: stopped by SIGTERM; go on with: python -m tools.driver run --local --resume --plan {folder}" in said

@@ -268,12 +268,12 @@ def test_what_is_allowed_is_a_share_of_whole_tokens():
         matched = tokens - undecided - contradicted
         return {"it": Drawn(tokens, matched, undecided, contradicted, foreign, 9, 1, 0.0, precision, None)}
 
-    for holds in (("float32", 2, 0), ("float32", 1, 0, 10), ("bfloat16", 50, 1), ("bfloat16", 1, 0, 10)):
+    for holds in (("float32", 2, 0), ("float32", 1, 0, 10), ("bfloat16", 125, 1, 2500), ("bfloat16", 1, 0, 10)):
         check(drawn(*holds))
     fails = {
         "undecided": [("float32", 3, 0), ("float32", 2, 0, 10), ("bfloat16", 51, 0)],
-        "contradicted": [("float32", 0, 1), ("bfloat16", 0, 2), ("bfloat16", 0, 1, 999)],
-        "foreign": [("bfloat16", 0, 1, 1000, 1)],
+        "contradicted": [("float32", 0, 1), ("bfloat16", 0, 2, 4999), ("bfloat16", 0, 1, 2499)],
+        "foreign": [("bfloat16", 0, 1, 2500, 1)],
     }
     for what, cases in fails.items():
         for case in cases:
