@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
