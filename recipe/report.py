@@ -71,12 +71,12 @@ def stated(plan: Plan) -> dict[str, Drawn]:
     drawn = read(dict[str, Drawn], path, "the proof of who sampled")
     where = f"report/{SAMPLING}"
     if plan.retention_baseline.is_dir():
-        claimed = {name: {"tokens": claim.tokens, "precision": claim.precision} for name, claim in drawn.items()}
+        facts = ("tokens", "rollouts", "precision")
+        claimed = {name: {fact: getattr(claim, fact) for fact in facts} for name, claim in drawn.items()}
         same(where, "claim", claimed, sampling.claims(plan))
     for name, claim in drawn.items():
-        parts = claim.matched + claim.undecided + claim.contradicted
-        if min(claim.matched, claim.undecided, claim.contradicted) < 0 or parts != claim.tokens:
-            raise CheckFailed(f"{where}: {name}: {claim.tokens} tokens are not what became of them, {parts}")
+        if not claim.possible():
+            raise CheckFailed(f"{where}: {name}: its numbers do not go together: {claim}")
     sampling.check(drawn)
     return drawn
 

@@ -279,10 +279,20 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
                     f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
                 )
             _unchanged(what, Path(tree.path), tree.files, tree_digests(real(tree.path), linked))
-        _check_retention(plan.recorded, config)
-        if canonical(measured) != canonical(_deviations(plan.recorded)):
-            raise Refused(f"{path}: deviations does not follow from the retention baseline; prepare a new plan")
+        check_retention(plan)
     return plan
+
+
+def check_retention(plan: Plan) -> None:
+    """That the retention baseline can be lost against, and that the plan says what it was recorded under.
+
+    Raises:
+        Refused: names what does not fit.
+    """
+    _check_retention(plan.recorded, plan.config)
+    measured = {name: value for name, value in plan.frozen.deviations.items() if name.startswith(MEASURED)}
+    if canonical(measured) != canonical(_deviations(plan.recorded)):
+        raise Refused(f"{plan.run / PLAN}: deviations does not follow from the retention baseline; prepare a new plan")
 
 
 def id_of(document: dict) -> str:

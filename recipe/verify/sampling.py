@@ -120,6 +120,19 @@ class Drawn:
     precision: str
     first: str | None
 
+    def possible(self) -> bool:
+        """Whether these can be the counts of one claim."""
+        none = self.contradicted == 0
+        return (
+            self.precision in BOUND
+            and min(self.matched, self.undecided, self.foreign) >= 0
+            and self.matched + self.undecided + self.contradicted == self.tokens
+            and self.foreign <= self.contradicted
+            and (not none) <= self.contradicted_rollouts <= min(self.contradicted, self.rollouts)
+            and (self.first is None) == none
+            and 0 <= self.distance <= BOUND[self.precision] * (self.undecided > 0)
+        )
+
 
 @dataclass(frozen=True)
 class Row:
@@ -186,19 +199,19 @@ def check(found: dict[str, Drawn]) -> None:
 
 
 def claims(plan: Plan) -> dict[str, dict]:
-    """``tokens`` and ``precision`` of each claim of a finished run, by its records and its plan."""
+    """``tokens``, ``rollouts`` and ``precision`` of each claim of a finished run, by its records and its plan."""
 
-    def sampled(records: Sequence[RolloutRecord]) -> int:
-        return sum(len(span) for record in records for span in record.spans)
+    def sampled(records: Sequence[RolloutRecord]) -> tuple[int, int]:
+        return sum(len(span) for record in records for span in record.spans), len(records)
 
     grpo, folder, every = plan.config.grpo, plan.run / "grpo", plan.config.grpo.validation_every
     answered = read_lines(Output, plan.run / "retention" / baseline.OUTPUTS, "the candidate's retention outputs")
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
     for stage, name, outputs in (
         ("baseline", "retention before", plan.recorded.outputs), ("candidate", "retention after", answered),
     ):  # fmt: skip
         found[stage] = sampled(read_rollouts(plan.run / stage / ROLLOUTS, f"the rollouts of stage {stage}"))
-        found[name] = sum(len(output.ids) for output in outputs)
+        found[name] = sum(len(output.ids) for output in outputs), len(outputs)
     for step in range(grpo.steps + 1):
         if step and every and step % every == 0:
             path = folder / VALIDATION / validation_name(step)
@@ -208,8 +221,8 @@ def claims(plan: Plan) -> dict[str, dict]:
     trained = {name for name in found if name.startswith(("validation", "training"))}
     measured = plan.config.evaluation.precision
     return {
-        name: {"tokens": tokens, "precision": plan.config.precision if name in trained else measured}
-        for name, tokens in found.items()
+        name: {"tokens": tokens, "rollouts": rollouts, "precision": plan.config.precision if name in trained else measured}
+        for name, (tokens, rollouts) in found.items()
     }
 
 

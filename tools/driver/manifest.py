@@ -24,7 +24,7 @@ from recipe.records import read, read_lines
 from recipe.run import attempts
 from recipe.run.attempts import Owner
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Plan, load_run, package_sources
+from recipe.run.plan import Plan, check_retention, load_run, package_sources
 from recipe.run.result import STAMP, Done, Result, completed, consumed
 from recipe.stages import STAGES
 from recipe.verify import summary
@@ -333,3 +333,5 @@ def _inputs(plan: Plan) -> Iterator[str]:
         yield f"{UNCHECKED}the retention baseline, and the candidate's outputs against it: {plan.retention_baseline} is not on this machine"
     elif tree_digests(real(plan.retention_baseline)) != recorded.files:
         raise CheckFailed(f"the retention baseline {plan.retention_baseline} is not the one that the plan froze")
+    else:
+        check_retention(plan)
