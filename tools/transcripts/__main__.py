@@ -42,10 +42,11 @@ def write(run: Path, choice: Choice, output: Path) -> None:
 def show(run: Path, choice: Choice) -> None:
     """Print the transcripts. Raises as :func:`transcripts`."""
     found = transcripts(load_run(run, check_inputs=False), choice)
-    print(WARNING, file=sys.stderr)
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not have every letter
     try:
-        for line in lines(found, sys.stdout.isatty()):
+        for number, line in enumerate(lines(found, sys.stdout.isatty())):
+            if number == 0:
+                print(WARNING, file=sys.stderr)
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:  # its reader has seen enough; what is still to be flushed goes nowhere

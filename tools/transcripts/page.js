@@ -57,6 +57,7 @@ function counterpart(rollout) {
 const named = (rollout) => [rollout.stage, rollout.step === null ? null : `step ${rollout.step}`, `sample ${rollout.sample}`].filter(Boolean).join(" · ");
 const verdict = (rollout) => (rollout.success ? "success" : data.failures[rollout.failure]);
 const decimal = (value) => value.toFixed(2);
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 // ---- choosing
 
@@ -142,7 +143,7 @@ function list() {
   byId("later").disabled = page === last;
   byId("pages").hidden = last === 0;
   const share = shown.filter((one) => one.success).length / shown.length, sum = shown.reduce((total, one) => total + one.reward, 0);
-  const means = shown.length ? ` · ${(100 * share).toFixed(1)}% success · mean reward ${decimal(sum / shown.length)}` : "";
+  const means = shown.length ? ` · ${percent(share)} success · mean reward ${decimal(sum / shown.length)}` : "";
   byId("count").textContent = `${shown.length} of ${rollouts.length} rollouts${means}`;
 }
 
@@ -158,7 +159,7 @@ function line(rollout) {
 // ---- one rollout
 
 function follow() {
-  const place = location.hash.slice(1);
+  const before = opened, place = location.hash.slice(1);
   opened = /^\d+$/.test(place) ? rollouts[Number(place)] || null : null;
   document.body.classList.toggle("reading", opened !== null);
   beside = opened && counterpart(opened);
@@ -166,12 +167,14 @@ function follow() {
   if (at >= 0) page = Math.floor(at / PAGE);
   list();
   show();
+  const seen = [...byId("rows").querySelectorAll("a")].find((link) => link.hash === `#${(opened || before || {}).number}`);
+  if (seen) seen.scrollIntoView({ block: opened ? "nearest" : "center" });
   if (opened) byId("rollout").scrollTo(0, 0), byId("rollout").focus({ preventScroll: true });
 }
 
 function show() {
   byId("tip").hidden = true;
-  if (!opened) return byId("rollout").replaceChildren(node("p", "note", "Choose a rollout."));
+  if (!opened) return byId("rollout").replaceChildren(summed());
   const task = taskOf(opened);
   const facts = node("dl", "facts", task.facts.map(([name, value]) => node("div", "", node("dt", "", name), node("dd", "", value))));
   const pair = beside && beside.stage === "baseline" ? [beside, opened] : [opened, beside].filter(Boolean);
@@ -184,6 +187,18 @@ function show() {
     node("p", "legend", swatch("policy", "the policy's tokens, which the loss counts"), swatch("masked", "masked: template and observations"), "Hover or tap a token for its id. The records hold no log-probability of single tokens."),
     node("div", pair.length > 1 ? "columns two" : "columns", pair.map(column)),
   );
+}
+
+function summed() {
+  const head = ["stage", "rollouts", "success", "mean reward", ...data.failures].map((name) => node("th", "", name));
+  const rows = data.about.stages.map((stage) => {
+    const those = rollouts.filter((one) => one.stage === stage), count = (test) => those.filter(test).length;
+    if (!those.length) return null;
+    const reward = those.reduce((total, one) => total + one.reward, 0) / those.length;
+    const numbers = [those.length, percent(count((one) => one.success) / those.length), decimal(reward), ...data.failures.map((_, place) => count((one) => one.failure === place) || "")];
+    return node("tr", "", node("th", "", stage), numbers.map((value) => node("td", "", value)));
+  });
+  return node("table", "stages", node("caption", "", "Choose a rollout in the list. What is here, by stage, and what was missed first:"), node("thead", "", node("tr", "", head)), node("tbody", "", rows));
 }
 
 const swatch = (name, label) => node("span", "swatch", node("span", `token ${name}`, "abc"), ` ${label}`);
@@ -228,7 +243,7 @@ function column(rollout) {
   const advantage = rollout.advantage === null ? "" : ` · advantage ${decimal(rollout.advantage)}`;
   return node(
     "section",
-    "column",
+    rollout === opened ? "column opened" : "column",
     node("header", "", node("h3", "", named(rollout)), node("p", "verdict", mark(rollout.success), ` ${verdict(rollout)} `, chips), node("p", "sum", node("b", "", `reward ${decimal(rollout.reward)}`), sum ? ` = ${sum}` : "", advantage, ` · ${rollout.tokens} tokens`), node("ul", "milestones", earned)),
     ...turns(rollout),
   );
@@ -304,9 +319,10 @@ async function begin() {
   rollouts = data.rollouts.map(read);
   for (const one of rollouts) siblings.has(one.task) ? siblings.get(one.task).push(one) : siblings.set(one.task, [one]);
   const { title, kind, run, plan } = data.about;
-  byId("about").textContent = `${title} · ${kind} run ${run} · plan ${plan.slice(0, 16)}`;
+  byId("about").textContent = `${run} · ${kind} · ${title} · plan ${plan.slice(0, 16)}`;
   document.title = `Transcripts of ${run}`;
   offerAll();
+  document.querySelector("#filters details").open = !matchMedia("(max-width: 48rem)").matches;
   let later = 0;
   const form = byId("filters");
   form.onsubmit = (event) => event.preventDefault();
