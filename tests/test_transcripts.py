@@ -32,7 +32,8 @@ from tools.transcripts.terminal import lines
 OWN = ("thinking", "said", "call")
 HOSTILE = (
     "<think>\n</script><script>document.title='broken'</script>\n</think>\n\n"
-    "<img src=x onerror=\"document.title='broken'\"><!--<script>\x1b]0;broken\x07\x1b[2J\u202e@SCRIPT@ &lt;b&gt; </style>\r\n"
+    "<img src=x onerror=\"document.title='broken'\"><!--<script>"
+    "\x1b]0;broken\x07\x1b[2J\u202e@SCRIPT@ &lt;b&gt; </style>\r\n"
     '<tool_call>{"name": "<script>document.title=\'broken\'</script>\\u001b[31m\\ud800", "arguments": {}}</tool_call>'
 )
 
@@ -40,8 +41,8 @@ HOSTILE = (
 def shown(page: bytes) -> tuple[dict, tuple[int, ...]]:
     """What a browser unpacks: the data and the stream."""
     data, stream = (
-        gzip.decompress(base64.b64decode(re.search(rb'id="%s">([A-Za-z0-9+/=]*)</script>' % name, page)[1], validate=True))
-        for name in (b"data", b"stream")
+        gzip.decompress(base64.b64decode(found, validate=True))
+        for found in re.findall(rb'<script type="text/plain" id="(?:data|stream)">([A-Za-z0-9+/=]*)</script>', page)
     )
     return json.loads(data), struct.unpack(f"<{len(stream) // 4}I", stream)
 
@@ -220,7 +221,8 @@ def test_a_page_runs_no_script_but_its_own(hostile):
     policy = re.search(rb'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].decode()
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(own).digest()).decode()}';" in policy
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy
-    assert not re.search(rb"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setTimeout\(['\"]|DOMParser", own)
+    markup = rb"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|setHTML|createContextualFragment"
+    assert not re.search(markup + rb"|eval|Function\(|setTimeout\(['\"]", own)
     assert not re.search(rb"(src|href)\s*=\s*[\"']?(https?:)?//|@import|url\(", page)
 
 
@@ -230,7 +232,8 @@ def test_a_browser_shows_it_as_text(hostile, tmp_path):
         pytest.skip("no chromium here to open the page with")
     plan = load_run(hostile, check_inputs=False)
     (tmp_path / "page.html").write_bytes(html(plan, transcripts(plan, Choice())))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    options.append(f"--user-data-dir={tmp_path / 'profile'}")
     page = f"file://{tmp_path / 'page.html'}#0"
     done = subprocess.run([browser, *options, "--dump-dom", page], capture_output=True, text=True, timeout=300)
     assert "<title>Transcripts of begun</title>" in done.stdout, done.stderr[-2000:]
@@ -267,12 +270,13 @@ def test_the_command_writes_a_page_or_lines(hostile, tmp_path):
     assert len(shown(page.read_bytes())[0]["rollouts"]) == 1
 
 
-def test_what_cannot_be_done_is_one_line(hostile, begun, run, tmp_path, practice):
+def test_what_cannot_be_done_is_one_line(hostile, tmp_path):
     there = tmp_path / "there.html"
     there.write_text("mine")
     assert "exists already" in refused("--run", hostile, "--output", there)
     assert there.read_text() == "mine"
     assert "has no task 'test-999'" in refused("--run", hostile, "--text", "--task", "test-999")
+    assert "the plan is missing" in refused("--run", tmp_path / "nowhere", "--text")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def main() -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--output", type=Path, help="new HTML file")
     where.add_argument("--text", action="store_true", help="print them instead")
-    parser.add_argument("--stage", nargs="+", choices=STAGES, default=[], help="of these alone; development: by step of grpo")
+    parser.add_argument("--stage", nargs="+", choices=STAGES, default=[], help="of these alone")
     parser.add_argument("--task", nargs="+", metavar="ID", default=[], help="of these tasks alone")
     parser.add_argument("--step", nargs="+", type=int, metavar="N", default=[], help="of these training steps alone")
     given = parser.parse_args()

@@ -211,9 +211,9 @@ def _policy_blocks(pieces: list[Piece], turn: Turn, calls: list[Called]) -> list
     if turn.visible is None:
         return [Block(THINKING, pieces)]
     ended, pieces = (pieces[-1:], pieces[:-1]) if turn.finished else ([], pieces)
-    start = len(turn.text) - len(turn.visible)
+    start, said = (len(turn.text) - len(part) for part in (turn.visible, turn.visible.lstrip()))
     cuts = [(0, THINKING, None)] if start else []
-    cuts.append((start, SAID, None))
+    cuts.append((said if start else 0, SAID, None))
     for found, call in zip(_CALLS.finditer(turn.visible), calls):
         cuts += [(start + found.start(), CALLED, call), (start + found.end(), SAID, None)]
     blocks = _cut(pieces, cuts) or [Block(SAID, [])]

@@ -7,7 +7,6 @@ from pathlib import Path
 from recipe.errors import Refused
 from recipe.files import file_digest
 from recipe.policy import checkpoint
-from recipe.policy.chat import Chat
 from recipe.rollout import agent_chat
 from recipe.run.evidence import ROLLOUTS, STEPS, VALIDATION, RolloutRecord, Trained, read_rollouts, read_step
 from recipe.run.plan import Plan

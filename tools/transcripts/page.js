@@ -57,6 +57,7 @@ function counterpart(rollout) {
 const named = (rollout) => [rollout.stage, rollout.step === null ? null : `step ${rollout.step}`, `sample ${rollout.sample}`].filter(Boolean).join(" · ");
 const verdict = (rollout) => (rollout.success ? "success" : data.failures[rollout.failure]);
 const decimal = (value) => value.toFixed(2);
+const counted = (number) => `${number} token${number === 1 ? "" : "s"}`;
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 // ---- choosing
@@ -119,12 +120,12 @@ function offerSteps() {
 }
 
 function offerAll() {
-  const counted = (label, test) => `${label} (${rollouts.filter(test).length})`;
+  const tally = (label, test) => `${label} (${rollouts.filter(test).length})`;
   const there = data.about.stages.filter((stage) => rollouts.some((one) => one.stage === stage));
-  offer("stage", [["", "any"], ...there.map((stage) => [stage, counted(stage, (one) => one.stage === stage)])]);
+  offer("stage", [["", "any"], ...there.map((stage) => [stage, tally(stage, (one) => one.stage === stage)])]);
   offer("outcome", Object.entries(OUTCOMES));
-  offer("failure", [["", "any"], ...data.failures.map((name, place) => [place, counted(name, (one) => one.failure === place)])]);
-  offer("flag", [["", "anything"], ...FLAGS.map((name, place) => [place, counted(name, (one) => one.flags[place])])]);
+  offer("failure", [["", "any"], ...data.failures.map((name, place) => [place, tally(name, (one) => one.failure === place)])]);
+  offer("flag", [["", "anything"], ...FLAGS.map((name, place) => [place, tally(name, (one) => one.flags[place])])]);
   offer("order", Object.entries(ORDERS).map(([value, [label]]) => [value, label]));
   byId("tasks").replaceChildren(...data.tasks.map((task) => Object.assign(node("option"), { value: task.id })));
   offerSteps();
@@ -183,7 +184,7 @@ function show() {
     node("h2", "", task.id),
     node("p", "question", task.question),
     node("details", "", node("summary", "", "hidden facts"), facts),
-    node("details", "", node("summary", "", `prompt, ${opened.prompt[1]} tokens`), tokens(...opened.prompt, "template")),
+    node("details", "", node("summary", "", `prompt, ${counted(opened.prompt[1])}`), tokens(...opened.prompt, "template")),
     node("p", "legend", swatch("policy", "the policy's tokens, which the loss counts"), swatch("masked", "masked: template and observations"), "Hover or tap a token for its id. The records hold no log-probability of single tokens."),
     node("div", pair.length > 1 ? "columns two" : "columns", pair.map(column)),
   );
@@ -244,7 +245,7 @@ function column(rollout) {
   return node(
     "section",
     rollout === opened ? "column opened" : "column",
-    node("header", "", node("h3", "", named(rollout)), node("p", "verdict", mark(rollout.success), ` ${verdict(rollout)} `, chips), node("p", "sum", node("b", "", `reward ${decimal(rollout.reward)}`), sum ? ` = ${sum}` : "", advantage, ` · ${rollout.tokens} tokens`), node("ul", "milestones", earned)),
+    node("header", "", node("h3", "", named(rollout)), node("p", "verdict", mark(rollout.success), ` ${verdict(rollout)} `, chips), node("p", "sum", node("b", "", `reward ${decimal(rollout.reward)}`), sum ? ` = ${sum}` : "", advantage, ` · ${counted(rollout.tokens)}`), node("ul", "milestones", earned)),
     ...turns(rollout),
   );
 }
@@ -265,7 +266,7 @@ function turns(rollout) {
 function block(kind, place, count, call, readable) {
   const inside = tokens(place, count, kind);
   if (kind === "thinking" || kind === "template") {
-    const folded = node("details", kind, node("summary", "", kind, node("span", "where", ` ${count} tokens`)), inside);
+    const folded = node("details", kind, node("summary", "", kind, node("span", "where", ` ${counted(count)}`)), inside);
     folded.open = !readable;
     return folded;
   }
@@ -297,8 +298,8 @@ function tip(event) {
   const token = event.target.closest ? event.target.closest(".token") : null, box = byId("tip");
   box.hidden = !token || token.piece === undefined;
   if (box.hidden) return;
-  const ids = [data.ids[token.piece]].flat();
-  box.replaceChildren(node("b", "", `id ${ids.join(", ")}`), ` ${JSON.stringify(data.texts[token.piece])}`, node("span", "where", token.own ? "sampled by the policy" : "masked"));
+  const ids = [data.ids[token.piece]].flat(), said = data.texts[token.piece];
+  box.replaceChildren(node("b", "", `id ${ids.join(", ")}`), ` ${JSON.stringify(said.length > 40 ? `${said.slice(0, 39)}…` : said)}`, node("span", "where", token.own ? "sampled by the policy" : "masked"));
   const spot = token.getBoundingClientRect(), width = box.offsetWidth, height = box.offsetHeight;
   box.style.left = `${Math.max(8, Math.min(spot.left, innerWidth - width - 8))}px`;
   box.style.top = `${spot.top > height + 8 ? spot.top - height - 6 : spot.bottom + 6}px`;
@@ -313,8 +314,7 @@ async function begin() {
   }
   const [packed, numbers] = [await unpacked("data"), await unpacked("stream")];
   data = await packed.json();
-  const view = new DataView(await numbers.arrayBuffer());
-  stream = Uint32Array.from({ length: view.byteLength / 4 }, (_, place) => view.getUint32(4 * place, true));
+  stream = new Uint32Array(await numbers.arrayBuffer()); // little-endian, as every machine with a browser is
   data.tasks = data.tasks.map(([id, question, facts]) => ({ id, question, facts }));
   rollouts = data.rollouts.map(read);
   for (const one of rollouts) siblings.has(one.task) ? siblings.get(one.task).push(one) : siblings.set(one.task, [one]);

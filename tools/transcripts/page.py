@@ -22,7 +22,8 @@ from tools.transcripts.anatomy import KINDS, Block, Piece, printable
 from tools.transcripts.gather import STAGES, Transcript
 
 WARNING = (
-    "Here stand task texts, hidden facts and what the policy said. They are no part of the summary: keep them to yourself."
+    "Here stand task texts, hidden facts and what the policy said. "
+    "They are no part of the summary: keep them to yourself."
 )
 _HERE = Path(__file__).parent
 _FIXED = 0  # of the compressed data's time stamp: the same run gives the same page
@@ -43,9 +44,9 @@ def html(plan: Plan, found: Iterable[Transcript]) -> bytes:
         if prompt not in prompts:
             prompts[prompt] = _add(stream, table, one.anatomy.prompt)
         failure = one.anatomy.failure
-        start, turns = len(stream), []
+        start, turns, titles = len(stream), [], list(one.anatomy.earned)
         for turn in one.anatomy.turns:
-            blocks = [_block(block, _add(stream, table, block.pieces)[1], list(one.anatomy.earned)) for block in turn.blocks]
+            blocks = [_block(block, _add(stream, table, block.pieces)[1], titles) for block in turn.blocks]
             turns.append([turn.finished, turn.readable, blocks])
         rows.append(
             [

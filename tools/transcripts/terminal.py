@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from tools.transcripts.anatomy import CALLED, OBSERVED, SAID, TEMPLATE, THINKING, Block, printable
 from tools.transcripts.gather import Transcript
 
-_RESET, _BOLD, _FAINT, _RED, _GREEN, _BLUE, _YELLOW = (f"\x1b[{code}m" for code in ("0", "1", "2", "31", "32", "34", "33"))
+_RESET, _BOLD, _FAINT, _RED, _GREEN, _YELLOW, _BLUE = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 33, 34))
 _COLOURS = {THINKING: _FAINT, SAID: "", CALLED: _BLUE, OBSERVED: _YELLOW}
 _MARGIN = max(map(len, _COLOURS)) + 2
 
