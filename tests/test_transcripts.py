@@ -22,7 +22,8 @@ from recipe.policy import checkpoint
 from recipe.rollout import Rollout, agent_chat
 from recipe.run.evidence import Evaluated, read_rollouts, read_step
 from recipe.run.plan import load_run
-from runs import ROOT
+from recipe.task import FAMILIES, family
+from runs import ROOT, rules
 from tools.transcripts import __main__ as command
 from tools.transcripts.anatomy import KINDS, Pieces, dissect, failure, printable
 from tools.transcripts.gather import STAGES, Choice, transcripts
@@ -139,21 +140,44 @@ def test_a_run_that_is_not_finished_is_shown_as_far_as_it_is(run, begun):
     assert {one.stage for one in found} == {"baseline", "grpo"}
 
 
-def scripted(plan, chat, script):
-    """The anatomy of a rollout that says a family's script."""
-    task = plan.splits["test"][0]
-    rollout = Rollout(task, chat, plan.config.rules)
+def scripted(script, task, chat, rules) -> Rollout:
+    """The rollout of a scripted policy, as far as it may go."""
+    rollout = Rollout(task, chat, rules)
     for thought, visible in script(task):
-        rollout.add_turn([*chat.encode(f"<think>\n{thought}\n</think>\n\n{visible}"), chat.end_id])
-    return dissect(rollout.record(), task, Pieces(chat), chat, plan.config.rules, "here")
+        if rollout.open:
+            said = chat.encode(f"<think>\n{thought}\n</think>\n\n{visible}")
+            rollout.add_turn([*said[: rollout.budget - 1], chat.end_id])
+    return rollout
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_taken_apart_as_its_judge_sees_it(name, trained_tokenizer):
+    chosen, chat = rules(name), agent_chat(trained_tokenizer, family(name))
+    task = family(name).generate(1, dict.fromkeys(family(name).splits, 1))["test"][0]
+    for script in (family(name).careful, *(probe.script for probe in family(name).probes)):
+        rollout = scripted(script, task, chat, chosen)
+        record, outcome = rollout.record(), rollout.outcome()
+        anatomy = dissect(record, task, Pieces(chat), chat, chosen, "here")
+        assert sum(anatomy.parts.values()) == pytest.approx(record.reward)
+        earned = [getattr(outcome, milestone) for milestone in family(name).milestones]
+        assert [turn is not None for turn in anatomy.earned.values()] == earned
+        assert (anatomy.failure is None) == outcome.strict_success
+        assert [event for turn in anatomy.turns for event in executed(turn)] == record.events
+
+
+def executed(turn) -> list:
+    return [block.called.event for block in turn.blocks if block.called and block.called.event]
 
 
 def test_milestones_stand_at_the_calls_that_earned_them(plan, policy_chat):
-    anatomy = scripted(plan, policy_chat, plan.family.careful)
+    task, chosen = plan.splits["test"][0], plan.config.rules
+    record = scripted(plan.family.careful, task, policy_chat, chosen).record()
+    anatomy = dissect(record, task, Pieces(policy_chat), policy_chat, chosen, "here")
     blocks = [block for turn in anatomy.turns for block in turn.blocks]
     assert [block.kind for block in blocks if block.kind != "template"] == [
         "thinking", "call", "observation", "thinking", "call", "observation", "thinking", "said",
     ]  # fmt: skip
+    assert blocks[-1].pieces[0].text.startswith("<")  # white space before it stands with the thinking
     calls = [(block.called.name, block.called.earned) for block in blocks if block.called]
     assert calls == [("lookup", ("verified lookup",)), ("calculator", ("verified calculation",))]
     assert anatomy.earned == {"verified lookup": 0, "verified calculation": 1}
@@ -177,20 +201,19 @@ def test_a_failure_is_what_was_missed_first(plan, policy_chat):
 
 
 def test_a_call_that_was_not_executed_and_thinking_that_never_closed_are_said(plan, policy_chat):
-    rules = plan.config.rules
-    rules = replace(rules, agent=replace(rules.agent, max_tool_iterations=1))
+    once = replace(plan.config.rules, agent=replace(plan.config.rules.agent, max_tool_iterations=1))
     task = plan.splits["test"][0]
-    rollout = Rollout(task, policy_chat, rules)
+    rollout = Rollout(task, policy_chat, once)
     call = '<think>\n</think>\n\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
     for _ in range(2):
         rollout.add_turn([*policy_chat.encode(call), policy_chat.end_id])
-    first, second = dissect(rollout.record(), task, Pieces(policy_chat), policy_chat, rules, "here").turns
+    first, second = dissect(rollout.record(), task, Pieces(policy_chat), policy_chat, once, "here").turns
     calls = [block.called for turn in (first, second) for block in turn.blocks if block.called]
     assert [called.event and called.event.error for called in calls] == ["bad_arguments", None]
     assert calls[1].event is None
-    rollout = Rollout(task, policy_chat, rules)
+    rollout = Rollout(task, policy_chat, once)
     rollout.add_turn([*policy_chat.encode("<think>\nund weiter"), policy_chat.end_id])
-    (turn,) = dissect(rollout.record(), task, Pieces(policy_chat), policy_chat, rules, "here").turns
+    (turn,) = dissect(rollout.record(), task, Pieces(policy_chat), policy_chat, once, "here").turns
     assert (turn.readable, [block.kind for block in turn.blocks]) == (False, ["thinking"])
 
 
