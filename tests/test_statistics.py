@@ -215,7 +215,8 @@ def test_more_samples_items_and_spread_detect_smaller_gains():
 def test_the_samples_of_a_gain_are_the_fewest():
     samples = design.samples_for(0.15, 32, 0.5)
     assert design.power(32, samples, 0.5, 0.15) >= 0.8 > design.power(32, samples - 1, 0.5, 0.15)
-    assert design.samples_for(0.02, 32, 0.5) is None and design.samples_for(0.45, 32, 0.5) == 1
+    assert design.samples_for(0.02, 32, 0.5) is None and design.samples_for(0.25, 32, 0.8) is None
+    assert design.samples_for(0.45, 32, 0.5) == 1
 
 
 def test_items_that_cannot_be_are_refused():

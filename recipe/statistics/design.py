@@ -6,10 +6,12 @@ Strict success. Item ``i`` has a chance ``p_i`` of success at the baseline, with
 
     V = effects² + [p(1-p) - spread² + q(1-q) - spread² - effects²] / k,    q = p + d,
 
-for the items' own chances cancel in pairs. With ``n`` items the power of the paired t-test is that of a noncentral t with
-``n - 1`` degrees of freedom and noncentrality d·sqrt(n / V) (Cohen, 1988, Statistical Power Analysis, 2.3; Miller, 2024,
-arXiv:2411.00640, for evaluations). With one sample the exact McNemar test decides, and its power is summed exactly over
-the items that move: C(n; gained = q - m, lost = p - m) with m = pq + spread² (Duffy, 1984, Biometrics 40, 1005-1015).
+for the items' own chances cancel in pairs. With ``n`` items the power of the paired t-test is that of a noncentral t
+with ``n - 1`` degrees of freedom and noncentrality d·sqrt(n / V) (Cohen, 1988, Statistical Power Analysis, 2.3; the
+decomposition for evaluations: Miller, 2024, arXiv:2411.00640). With one sample the exact McNemar test decides; its power
+is summed exactly over the numbers of items that were gained, with chance q - m, and lost, p - m, where m = pq + spread²
+(Duffy, 1984, Biometrics 40, 1005-1015). The sign-flip test of several samples is held against the formula by simulation
+in ``tools/bench/coverage.py``; near 0 and 1 a normal effect does not fit, and the formula is only a guide.
 
 Retention. One sample an item, greedy; ``discordance`` is the share of items whose outcome changes.
 """
@@ -113,7 +115,9 @@ def _first(most: int, enough: Callable[[int], bool]) -> int | None:
 def samples_for(
     gain: float, items: int, success: float, spread: float = 0.0, effects: float = EFFECT_SPREAD
 ) -> int | None:
-    """Fewest samples an item that detect ``gain`` with 80 % power; None where more items are needed."""
+    """Fewest samples an item that detect ``gain`` with 80 % power; None where more items are needed, or none has so much to gain."""
+    if success + gain > 1:
+        return None
     return _first(MOST_SAMPLES, lambda samples: power(items, samples, success, gain, spread, effects) >= POWER)
 
 

@@ -114,7 +114,8 @@ def kept(runs: int, base: float, gained: float, lost: float, seed: int) -> dict[
         ("newcombe", np.array([_newcombe(QUESTIONS, *row[:3]) for row in rows])),
     ):
         high, low = ends[:, 0] > truth + 1e-9, ends[:, 1] < truth - 1e-9
-        out |= {name: 1 - float((high | low).mean()), f"{name}_low": float(high.mean()), f"{name}_up": float(low.mean())}
+        out |= {name: 1 - float((high | low).mean())}
+        out |= {f"{name}_low": float(high.mean()), f"{name}_up": float(low.mean())}
     return out
 
 
@@ -145,11 +146,11 @@ def main() -> None:
         cells = "  ".join(f"{row[name]:>8.3f}" if name in row else " " * 8 for name in names)
         print(f"{success:>7}  {spread:>6}  {row['truth']:.2f} {samples:>2}  {cells}  {row['width']:.3f}  "
               f"{row['flip']:.3f}  {row['word']:.3f}", flush=True)  # fmt: skip
-    print("\nretention\nbase  gained  lost    score  low    up     newcombe  low    up")
+    print("\nretention\nbase  gained  lost    score  low    up     newc.  low    up")
     for seed, (base, gained, lost) in enumerate(RETENTION):
         row = kept(runs, base, gained, lost, seed)
-        print(f"{base:>4}  {gained:>6}  {lost:>4}    {row['score']:.3f}  {row['score_low']:.3f}  {row['score_up']:.3f}  "
-              f"{row['newcombe']:>8.3f}  {row['newcombe_low']:.3f}  {row['newcombe_up']:.3f}", flush=True)  # fmt: skip
+        cells = [f"{row[name + end]:.3f}" for name in ("score", "newcombe") for end in ("", "_low", "_up")]
+        print(f"{base:>4}  {gained:>6}  {lost:>4}    " + "  ".join(cells), flush=True)
     print("\npower\nsuccess  spread  k  change  formula  simulated")
     for seed, (success, spread, samples, change) in enumerate((
         (0.5, 0.0, 1, 0.352), (0.5, 0.0, 4, 0.181), (0.5, 0.0, 16, 0.103), (0.5, 0.3, 1, 0.277), (0.5, 0.3, 4, 0.147),
