@@ -100,6 +100,11 @@ def test_what_is_no_table_is_refused(table):
         pairs.newcombe(*table)
 
 
+def test_the_interval_of_one_sample_is_the_score_interval():
+    before, after = [0] * 5 + [1] * 2 + [1] * 3, [1] * 5 + [0] * 2 + [1] * 3
+    assert paired.interval(before, after, 1) == pairs.score(10, 5, 2) != pairs.score(10, 2, 5)
+
+
 def test_the_interval_of_several_samples_is_students():
     before, after = [0, 1, 2, 4, 3], [2, 1, 4, 4, 2]
     moves = np.subtract(after, before) / 4
@@ -240,6 +245,11 @@ def test_chances_of_retention_are_sums_over_all_tables():
         for gained in range(6) for lost in range(6 - gained) if pairs.score(5, gained, lost)[0] > -0.9
     )  # fmt: skip
     assert found["shown"] == pytest.approx(expected, abs=1e-6)
+    lost_8 = design.retention_chances(8, 0.6, 0.8)["detected"]
+    assert lost_8 == pytest.approx(sum(
+        stats.multinomial.pmf([gained, lost, 8 - gained - lost], 8, [0.1, 0.7, 0.2])
+        for gained in range(9) for lost in range(9 - gained) if pairs.score(8, gained, lost)[1] < 0
+    ), abs=1e-6)  # fmt: skip
     loss = design.smallest_detected_loss(64, 0.2)
     assert design.retention_chances(64, loss, 0.2)["detected"] >= 0.8
     assert design.retention_chances(64, loss - 0.001, 0.2)["detected"] < 0.8

@@ -8,10 +8,11 @@ Strict success. Item ``i`` has a chance ``p_i`` of success at the baseline, with
 
 for the items' own chances cancel in pairs. With ``n`` items the power of the paired t-test is that of a noncentral t
 with ``n - 1`` degrees of freedom and noncentrality d·sqrt(n / V) (Cohen, 1988, Statistical Power Analysis, 2.3; the
-decomposition for evaluations: Miller, 2024, arXiv:2411.00640). With one sample the exact McNemar test decides; its power
-is summed exactly over the numbers of items that were gained, with chance q - m, and lost, p - m, where m = pq + spread²
-(Duffy, 1984, Biometrics 40, 1005-1015). The sign-flip test of several samples is held against the formula by simulation
-in ``tools/bench/coverage.py``; near 0 and 1 a normal effect does not fit, and the formula is only a guide.
+decomposition for evaluations: Miller, 2024, arXiv:2411.00640). With one sample the exact McNemar test decides; its
+power is summed exactly over the numbers of items gained, with chance q - m, and lost, p - m, where m = pq + spread²
+(Duffy, 1984, Biometrics 40, 1005-1015). ``tools/bench/coverage.py`` holds both against simulation: the sign-flip test
+that decides with several samples is a little more conservative than the t-test, and where many items are near 0 or 1
+they cannot move by a normal effect, so that the formula is a guide there.
 
 Retention. One sample an item, greedy; ``discordance`` is the share of items whose outcome changes.
 """
@@ -115,7 +116,7 @@ def _first(most: int, enough: Callable[[int], bool]) -> int | None:
 def samples_for(
     gain: float, items: int, success: float, spread: float = 0.0, effects: float = EFFECT_SPREAD
 ) -> int | None:
-    """Fewest samples an item that detect ``gain`` with 80 % power; None where more items are needed, or none has so much to gain."""
+    """Fewest samples an item that detect ``gain`` with 80 % power; None where too few items or too high a gain."""
     if success + gain > 1:
         return None
     return _first(MOST_SAMPLES, lambda samples: power(items, samples, success, gain, spread, effects) >= POWER)

@@ -119,16 +119,18 @@ def kept(runs: int, base: float, gained: float, lost: float, seed: int) -> dict[
     return out
 
 
-def formula(runs: int, success: float, spread: float, samples: int, change: float, seed: int) -> tuple[float, float]:
-    """Power by the design's formula and as simulated by its own model: baseline, and baseline plus effect."""
+def formula(runs: int, success: float, spread: float, samples: int, change: float, seed: int):
+    """Mean change once chances are clipped to [0, 1], the formula's power for that change, and the simulated power."""
     import numpy as np
 
     generator = np.random.default_rng(seed)
     base, _ = chances(generator, runs, ITEMS, success, spread, 0.0, effects=0.0)
     effect = generator.normal(change, EFFECT_SPREAD, base.shape)
-    old, new = generator.binomial(samples, base), generator.binomial(samples, np.clip(base + effect, 0, 1))
-    rejected = np.mean([sign_flip(a.tolist(), b.tolist()) <= LEVEL for a, b in zip(old, new)])
-    return power(ITEMS, samples, success, change, spread), float(rejected)
+    after = np.clip(base + effect, 0, 1)
+    old, new = generator.binomial(samples, base), generator.binomial(samples, after)
+    won = np.mean([b.sum() > a.sum() and sign_flip(a.tolist(), b.tolist()) <= LEVEL for a, b in zip(old, new)])
+    truth = float((after - base).mean())
+    return truth, power(ITEMS, samples, success, truth, spread), float(won)
 
 
 def main() -> None:
@@ -151,13 +153,13 @@ def main() -> None:
         row = kept(runs, base, gained, lost, seed)
         cells = [f"{row[name + end]:.3f}" for name in ("score", "newcombe") for end in ("", "_low", "_up")]
         print(f"{base:>4}  {gained:>6}  {lost:>4}    " + "  ".join(cells), flush=True)
-    print("\npower\nsuccess  spread  k  change  formula  simulated")
+    print("\npower\nsuccess  spread  k  change  clipped  formula  simulated")
     for seed, (success, spread, samples, change) in enumerate((
         (0.5, 0.0, 1, 0.352), (0.5, 0.0, 4, 0.181), (0.5, 0.0, 16, 0.103), (0.5, 0.3, 1, 0.277), (0.5, 0.3, 4, 0.147),
         (0.5, 0.3, 16, 0.087), (0.2, 0.1, 4, 0.162), (0.2, 0.1, 16, 0.091), (0.8, 0.1, 4, 0.126), (0.8, 0.1, 16, 0.081),
     )):  # fmt: skip
-        by_formula, simulated = formula(runs, success, spread, samples, change, seed)
-        print(f"{success:>7}  {spread:>6} {samples:>2}  {change:>6}  {by_formula:>7.3f}  {simulated:>9.3f}", flush=True)
+        truth, by_formula, simulated = formula(runs, success, spread, samples, change, seed)
+        print(f"{success:>7}  {spread:>6} {samples:>2}  {change:>6}  {truth:>7.3f}  {by_formula:>7.3f}  {simulated:>9.3f}", flush=True)
 
 
 if __name__ == "__main__":
