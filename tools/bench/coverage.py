@@ -159,7 +159,8 @@ def main() -> None:
         (0.5, 0.3, 16, 0.087), (0.2, 0.1, 4, 0.162), (0.2, 0.1, 16, 0.091), (0.8, 0.1, 4, 0.126), (0.8, 0.1, 16, 0.081),
     )):  # fmt: skip
         truth, by_formula, simulated = formula(runs, success, spread, samples, change, seed)
-        print(f"{success:>7}  {spread:>6} {samples:>2}  {change:>6}  {truth:>7.3f}  {by_formula:>7.3f}  {simulated:>9.3f}", flush=True)
+        cells = f"{truth:>7.3f}  {by_formula:>7.3f}  {simulated:>9.3f}"
+        print(f"{success:>7}  {spread:>6} {samples:>2}  {change:>6}  {cells}", flush=True)
 
 
 if __name__ == "__main__":
