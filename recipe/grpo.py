@@ -227,7 +227,8 @@ class Validation(TrainerCallback):
         config, tasks = self._stage.plan.config, processes.share(self._stage.plan.splits["development"])
         if not tasks:
             return []
-        return evaluation.evaluate(model, self._chat, tasks, config.rules, config.evaluation)
+        samples, rows = config.grpo.validation_samples, config.evaluation.batch_size
+        return evaluation.evaluate(model, self._chat, tasks, config.rules, samples, rows)
 
 
 def save_adapter(model, folder: Path) -> None:

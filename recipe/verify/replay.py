@@ -227,7 +227,8 @@ def _by_id(plan: Plan, split: str) -> dict[str, Task]:
 
 
 def _complete(records: Sequence[Evaluated], plan: Plan, split: str, where: str) -> None:
-    samples = plan.config.evaluation.samples_per_task
+    config = plan.config
+    samples = config.grpo.validation_samples if split == "development" else config.evaluation.samples_per_task
     due = [(task.task_id, sample) for task in plan.splits[split] for sample in range(samples)]
     if len(records) != len(due):
         raise CheckFailed(f"{where}: {len(records)} records for the {len(due)} frozen items")

@@ -5,8 +5,8 @@ weights of the Qwen3 shapes:
 
     step         one GRPO step: rollouts of a group, reference, loss, backward, optimizer
     rest         of a step, all but its rollouts
-    validation   the development split by the policy in training: base in bfloat16, adapter active
-    evaluation   the test split, in float32, without adapter
+    validation   the development split once by the policy in training: base in bfloat16, adapter active
+    evaluation   the test split once, in float32, without adapter
     retention    one batch of questions without tools, in float32, without adapter
 
 Random weights hardly ever end a turn, so that every row takes its whole budget: the minutes are upper bounds. The
@@ -56,7 +56,8 @@ def measure(shape: tuple, config: Config, protocol: Protocol, tokenizer, few: in
 
     def rollouts(model, split: str):
         def work(agent: Agent) -> int:
-            records = evaluate(model, chat, splits[split], replace(config.rules, agent=agent), config.evaluation)
+            rules = replace(config.rules, agent=agent)
+            records = evaluate(model, chat, splits[split], rules, samples=1, rows=config.evaluation.batch_size)
             return sum(record.outcome["tokens"] for record in records)
 
         return work
@@ -171,14 +172,18 @@ def scaled(work: Callable[[Agent], int], agent: Agent, few: int) -> dict:
 
 def pilot(parts: dict, config: Config, protocol: Protocol) -> list[dict]:
     """GPU minutes of each stage by either decoder, and of all together."""
-    grpo, items = config.grpo, f"{config.tasks.test} tasks"
+    grpo, samples = config.grpo, config.evaluation.samples_per_task
+    items, development = f"{config.tasks.test} tasks x {samples}", f"{config.tasks.development} tasks"
     validations = grpo.steps // grpo.validation_every if grpo.validation_every else 0
     batches = math.ceil(LIMIT / protocol.batch_size)
     seconds = {f"training: {grpo.steps} steps of {grpo.batch_size} rollouts": training_seconds(parts, grpo.steps)}
     for stage, part, times in (
-        (f"validation: {validations} times {config.tasks.development} tasks", "validation", validations),
-        (f"baseline: {items}", "evaluation", 1),
-        (f"candidate: {items}", "evaluation", 1),
+        (
+            f"validation: {validations} times {development} x {grpo.validation_samples}", "validation",
+            validations * grpo.validation_samples,
+        ),
+        (f"baseline: {items}", "evaluation", samples),
+        (f"candidate: {items}", "evaluation", samples),
         (f"retention: {LIMIT} questions, the candidate's", "retention", batches),
     ):
         seconds[stage] = {decoder: times * measured["seconds"] for decoder, measured in parts[part].items()}
