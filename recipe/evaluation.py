@@ -22,8 +22,19 @@ from recipe.run.stage import Stage
 from recipe.task.family import Task
 
 
-def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
-    """Evaluate the checkpoint at ``path`` on the test split; the whole of the baseline stage."""
+def evaluate_starting(stage: Stage) -> Done:
+    """Evaluate the starting checkpoint on the test split; the whole of the baseline stage."""
+    samples = stage.plan.config.evaluation.samples_per_task
+    return Done(evidence.baseline_metrics(_test(stage, stage.plan.checkpoint), samples))
+
+
+def evaluate_merged(stage: Stage) -> Done:
+    """Evaluate the merge stage's checkpoint on the test split; the whole of the candidate stage."""
+    return Done(evidence.aggregate(_test(stage, stage.plan.run / "merge" / "checkpoint")))
+
+
+def _test(stage: Stage, path: Path) -> list[Evaluated]:
+    """Records of the checkpoint at ``path`` on the test split, written and returned."""
     plan = stage.plan
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
@@ -34,12 +45,7 @@ def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
         records = evaluate(model, chat, tasks, plan.config.rules, samples, rows, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, map(asdict, records))
-    return Done(evidence.aggregate(records))
-
-
-def evaluate_merged(stage: Stage) -> Done:
-    """Evaluate the merge stage's checkpoint; the whole of the candidate stage."""
-    return evaluate_checkpoint(stage, stage.plan.run / "merge" / "checkpoint")
+    return records
 
 
 def evaluate(

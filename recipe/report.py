@@ -23,6 +23,7 @@ from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.verify import plots, sampling, summary
 from recipe.verify.derive import Derived, derive
+from recipe.verify.markdown import markdown
 from recipe.verify.replay import same
 from recipe.verify.sampling import Drawn
 from recipe.verify.summary import Summary
@@ -40,7 +41,7 @@ def report(stage: Stage) -> Done:
 
 def done(found: Derived, said: Summary) -> Done:
     """What the stage's result says."""
-    return Done({"qualified": said.qualified}, found.all_gates)
+    return Done({"difference": said.compared.difference}, found.all_gates)
 
 
 def verified(plan: Plan, replayed: bool = True) -> Derived:
@@ -108,7 +109,7 @@ def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
 
 def texts(said: Summary) -> dict[str, bytes]:
     """The summary's files that are the same on every machine."""
-    return {summary.SUMMARY: canonical(asdict(said)), "summary.md": summary.markdown(said).encode()}
+    return {summary.SUMMARY: canonical(asdict(said)), "summary.md": markdown(said).encode()}
 
 
 def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]:
@@ -116,7 +117,7 @@ def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]
     steps = [step.metrics for step in found.training.steps]
     return {
         "training.png": lambda path: plots.training(steps, found.training.validations, path, said.kind),
-        "paired.png": lambda path: plots.paired(said.paired, path, said.kind),
+        "paired.png": lambda path: plots.paired(said.compared, path, said.kind),
     }
 
 
@@ -152,7 +153,7 @@ def main() -> int:
             raise Refused(f"the summary folder exists already: {arguments.output}; choose a new one")
         plan = load_run(arguments.run, check_sources=False)
         found = write(verified(plan), proved(plan), arguments.output)
-        print(f"{'qualified' if found.qualified else 'not qualified'}: {arguments.output / 'summary.md'}")
+        print("\n".join([*found.verdict.lines, str(arguments.output / "summary.md")]))
 
     return guarded(work)
 

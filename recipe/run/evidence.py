@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recipe.errors import Refused
 from recipe.records import Inside, Sha256, read, read_lines
+from recipe.statistics import prospect
 from recipe.task.environment import Event
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
@@ -102,6 +103,19 @@ def aggregate(records: Sequence[RolloutRecord]) -> dict[str, float]:
     means = {key: sum(outcome[key] for outcome in outcomes) / len(outcomes) for key in outcomes[0]}
     means["reward"] = sum(record.reward for record in records) / len(records)
     return {"rollouts": len(records), **means}
+
+
+def successes(records: Sequence[Evaluated]) -> dict[str, int]:
+    """Strict successes among the samples of each task, in the order of the tasks' ids."""
+    counts = {task_id: 0 for task_id in sorted({record.task_id for record in records})}
+    for record in records:
+        counts[record.task_id] += bool(record.outcome["strict_success"])
+    return counts
+
+
+def baseline_metrics(records: Sequence[Evaluated], samples: int) -> dict[str, float]:
+    """Means over rollouts, and what can be detected from where the starting checkpoint stands."""
+    return {**aggregate(records), **prospect.of_baseline(list(successes(records).values()), samples)}
 
 
 def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:

@@ -91,7 +91,7 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
         replay.observed(f"stage {name}", results[name].metrics, SEEN[name])
     metrics = {
         "preflight": results["preflight"].metrics,
-        "baseline": evidence.aggregate(baseline),
+        "baseline": evidence.baseline_metrics(baseline, plan.config.evaluation.samples_per_task),
         "grpo": evidence.training_metrics(training.steps),
         "merge": {name: results["merge"].metrics[name] for name in SEEN["merge"]},
         "candidate": evidence.aggregate(candidate),
