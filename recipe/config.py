@@ -50,7 +50,7 @@ class Grpo:
     gradient_checkpointing: bool = True
     checkpoint_every: int = or_zero(8)  # steps between checkpoints to resume from; 0: only when paused
     validation_every: int = or_zero(8)  # steps between evaluations on the development split; 0 switches them off
-    validation_samples: int = up_to(1_000, 4)  # rollouts a development task: for a curve, where the test wants a verdict
+    validation_samples: int = up_to(1_000, 4)  # rollouts a development task: for a curve, no verdict
     seed: int = or_zero(42)
 
 

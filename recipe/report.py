@@ -41,7 +41,8 @@ def report(stage: Stage) -> Done:
 
 def done(found: Derived, said: Summary) -> Done:
     """What the stage's result says."""
-    return Done({"difference": said.compared.difference}, found.all_gates)
+    words = {name: getattr(said.verdict, name) for name in ("protocol", "agent_task", "retention")}
+    return Done({"difference": said.compared.difference, **words}, found.all_gates)
 
 
 def verified(plan: Plan, replayed: bool = True) -> Derived:
@@ -80,6 +81,12 @@ def stated(plan: Plan) -> dict[str, Drawn]:
             raise CheckFailed(f"{where}: {name}: its numbers do not go together: {claim}")
     sampling.check(drawn)
     return drawn
+
+
+def told(plan: Plan) -> list[str]:
+    """The verdict's lines in the summary of a run that was just proved, and where that stands."""
+    folder = plan.run / "report" / SUMMARY
+    return [*summary.load(folder).verdict.lines, f"summary: {folder / 'summary.md'}"]
 
 
 def summarised(plan: Plan) -> Summary:

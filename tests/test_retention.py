@@ -129,7 +129,7 @@ def test_compares_by_item_and_not_by_order():
     [(0, 10.0, "shown"), (1, 10.0, "shown"), (2, 10.0, "not shown"), (2, 11.0, "shown"), (4, 10.0, "lost"), (9, 30.0, "shown")],
 )
 def test_the_interval_against_the_margin_gives_word_and_gate(lost, margin, word):
-    """Of 64 items that were solved; Tango's interval of 2 lost reaches from -10.7 to +2.9 points, of 4 to -0.0 points."""
+    """Of 64 items that were solved; Tango's interval reaches from -10.7 to +2.7 points for 2 lost, from -15.0 to -0.2 for 4."""
     found = retention.compare(outputs("c" * 64), outputs("c" * (64 - lost), "w" * lost), margin)
     assert found["word"] == word
     assert retention.gates(found) == {"retention_shown": word == "shown"}
