@@ -127,7 +127,8 @@ def test_the_page_has_every_token_of_every_record_as_what_it_is(run, plan):
 def test_a_choice_of_stages_tasks_and_steps(plan):
     task = plan.splits["test"][1].task_id
     found = list(transcripts(plan, Choice(("baseline", "candidate"), (task,))))
-    assert [(one.stage, one.task.task_id) for one in found] == [("baseline", task), ("candidate", task)]
+    wanted = [(stage, task) for stage in ("baseline", "candidate") for _ in range(plan.config.evaluation.samples_per_task)]
+    assert [(one.stage, one.task.task_id) for one in found] == wanted
     assert {(one.stage, one.step) for one in transcripts(plan, Choice(steps=(4,)))} == {("grpo", 4), ("development", 4)}
 
 
