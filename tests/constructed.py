@@ -7,6 +7,7 @@ from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Result
 from recipe.stages import EVIDENCE
 from recipe.statistics.verdict import decided
+from recipe.task import FAMILIES, family
 from recipe.verify.derive import Derived
 from recipe.verify.replay import Training
 from recipe.verify.sampling import Drawn
@@ -41,6 +42,8 @@ STRICT = {
 }  # one task lost, two gained in part and whole
 
 
+MILESTONES = dict.fromkeys((name for chosen in FAMILIES for name in family(chosen).milestones), True)
+OUTCOME = {**MILESTONES, "tool_errors": 0, "malformed": False, "hit_cap": False, "tokens": 5}
 STEP = Step(1, [Trained("t9", [], [], [], [], [], [], {"tokens": 7}, 0.0, 0.5)] * 4, {})
 DRAWN = {name: Drawn(10, 8, 2, 0, 0, 4, 0, 1e-4, "float32", None) for name in ("baseline", "candidate")}
 
@@ -75,7 +78,8 @@ def pilot() -> SimpleNamespace:
         id="0123456789abcdef" + "9" * 48,
         kind="pilot",
         practice=False,
-        family=SimpleNamespace(name="orders"),
+        family=family("orders"),
+        splits={"test": [SimpleNamespace(task_id=name) for name in STRICT["baseline"]]},
         checkpoint=Path("/sft/qwen3-de"),
         config=SimpleNamespace(
             precision="bfloat16",
@@ -93,9 +97,9 @@ def pilot() -> SimpleNamespace:
 
 
 def evaluated(counts: dict[str, list[bool]]) -> list[Evaluated]:
-    """Records of an evaluation from the strict successes of each task's samples."""
+    """Records of an evaluation from the strict successes of each task's samples; what fails gives a wrong answer."""
     return [
-        Evaluated(task, [], [], [], [], [], [], {"strict_success": won, "tokens": 5}, 0.0, sample)
+        Evaluated(task, [], [], [], [], [], [], {**OUTCOME, "strict_success": won, "final_answer_correct": won}, 0.0, sample)
         for task, samples in counts.items()
         for sample, won in enumerate(samples)
     ]

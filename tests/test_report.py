@@ -115,6 +115,20 @@ Plan `0123456789abcdef`, commit `fedcba987654`; model `qwen3-de` (`bbbbbbbbbbbb`
 
 ![Paired outcomes](paired.png)
 
+### Where rollouts fail
+
+| | baseline | candidate |
+|---|---:|---:|
+| wrong answer | 4 | 2 |
+| solved | 2 | 4 |
+
+What became of each rollout of the baseline (rows) in the candidate (columns), by task and sample:
+
+| | wrong answer | solved |
+|---|---:|---:|
+| wrong answer | 1 | 3 |
+| solved | 1 | 1 |
+
 ## Training
 
 8 steps, 32 rollouts on 7 tasks; 6 groups with mixed rewards; gradient norm 0.0125 to 2.5.
@@ -182,7 +196,7 @@ def test_uncommitted_changes_and_a_missing_commit_are_said(plan):
     ("kind", "title"), [("practice", "Practice run"), ("custom", "Run under a custom protocol"), ("pilot", "Pilot")]
 )
 def test_the_title_says_which_kind_of_run_it_is(plan, kind, title):
-    plan.kind, plan.family.name = kind, "invoices"
+    plan.kind, plan.family = kind, family("invoices")
     text = markdown(summarise(derived(plan, family("invoices").milestones), DRAWN))
     assert text.startswith(f"# {title}: agentic GRPO on {family('invoices').title}\n")
 

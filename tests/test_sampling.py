@@ -76,7 +76,7 @@ def test_the_right_checkpoints_draw_every_token(found):
         assert drawn.matched + drawn.undecided == drawn.tokens > 0
         assert (drawn.contradicted, drawn.contradicted_rollouts, drawn.first) == (0, 0, None)
         assert drawn.undecided <= 2 and drawn.distance <= 1e-4
-    assert (found["baseline"].rollouts, found["retention after"].rollouts) == (8, 64)
+    assert (found["baseline"].rollouts, found["retention after"].rollouts) == (16, 64)
     check(found)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from recipe.task import family
+from recipe.verify import failures
 from recipe.verify.comparison import Comparison
 from recipe.verify.summary import Cost, Summary
 
@@ -56,6 +57,10 @@ def markdown(summary: Summary) -> str:
         f"{summary.compared.better} tasks better, {summary.compared.worse} worse.",
         "",
         "![Paired outcomes](paired.png)",
+        "",
+        "### Where rollouts fail",
+        "",
+        *failures.markdown(summary.failures),
         "",
         "## Training",
         "",

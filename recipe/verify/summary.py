@@ -10,6 +10,7 @@ from recipe.statistics.verdict import Decided
 from recipe.verify import comparison, verdict
 from recipe.verify.comparison import Comparison
 from recipe.verify.derive import Derived
+from recipe.verify.failures import Failures, failures
 from recipe.verify.sampling import Drawn
 from recipe.verify.verdict import Verdict
 
@@ -75,6 +76,7 @@ class Summary:
     baseline: Metrics
     candidate: Metrics
     compared: Comparison
+    failures: Failures
     training: Metrics
     merge: Metrics
     retention: Metrics
@@ -107,6 +109,7 @@ def summarise(found: Derived, drawn: Mapping[str, Drawn]) -> Summary:
         baseline=metrics["baseline"],
         candidate=metrics["candidate"],
         compared=compared,
+        failures=failures(plan.family, plan.splits["test"], found.baseline, found.candidate),
         training=metrics["grpo"],
         merge=metrics["merge"],
         retention=metrics["retention"],
