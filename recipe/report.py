@@ -2,7 +2,7 @@
 
     python -m recipe.report --run runs/my-pilot --output runs/my-pilot/summary
 
-Writes ``summary.json``, ``summary.md`` and two plots into a new folder; no task, prompt or output of the policy is
+Writes ``summary.json``, ``summary.md``, ``summary.html`` and two plots into a new folder; no task, prompt or output of the policy is
 in them. Any check that fails ends it with exit code 1, names the check and the record, and writes nothing.
 """
 
@@ -24,6 +24,7 @@ from recipe.run.stage import Stage
 from recipe.verify import plots, sampling, summary
 from recipe.verify.derive import Derived, derive
 from recipe.verify.markdown import markdown
+from recipe.verify.page import page
 from recipe.verify.replay import same
 from recipe.verify.sampling import Drawn
 from recipe.verify.summary import Summary
@@ -106,7 +107,7 @@ def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, content in texts(said).items():
+    for name, content in texts(found, said).items():
         write_bytes(partial / name, content)
     for name, draw in pictures(found, said).items():
         draw(partial / name)
@@ -114,9 +115,13 @@ def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
     return said
 
 
-def texts(said: Summary) -> dict[str, bytes]:
+def texts(found: Derived, said: Summary) -> dict[str, bytes]:
     """The summary's files that are the same on every machine."""
-    return {summary.SUMMARY: canonical(asdict(said)), "summary.md": markdown(said).encode()}
+    return {
+        summary.SUMMARY: canonical(asdict(said)),
+        "summary.md": markdown(said).encode(),
+        "summary.html": page(found, said),
+    }
 
 
 def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]:
@@ -135,7 +140,7 @@ def check(found: Derived, drawn: dict[str, Drawn], folder: Path) -> Iterator[str
         CheckFailed: names the file, and in the summary itself the value.
     """
     said = summary.summarise(found, drawn)
-    wanted = texts(said)
+    wanted = texts(found, said)
     written = summary.load(folder)
     same(f"{folder.name}/{summary.SUMMARY}", "value", asdict(written), asdict(said))
     drawn = pictures(found, said)

@@ -105,11 +105,11 @@ def aggregate(records: Sequence[RolloutRecord]) -> dict[str, float]:
     return {"rollouts": len(records), **means}
 
 
-def successes(records: Sequence[Evaluated]) -> dict[str, int]:
-    """Strict successes among the samples of each task, in the order of the tasks' ids."""
+def successes(records: Sequence[Evaluated], measure: str = "strict_success") -> dict[str, int]:
+    """How many of each task's samples are a strict success, or whatever ``measure`` counts, by task in the order of ids."""
     counts = {task_id: 0 for task_id in sorted({record.task_id for record in records})}
     for record in records:
-        counts[record.task_id] += bool(record.outcome["strict_success"])
+        counts[record.task_id] += bool(record.outcome[measure])
     return counts
 
 

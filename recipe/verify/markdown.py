@@ -1,40 +1,16 @@
 """The summary for people who read text."""
 
-from collections.abc import Mapping
-
 from recipe.task import family
 from recipe.verify import failures
 from recipe.verify.comparison import Comparison
 from recipe.verify.summary import Cost, Summary
-
-_TITLES = {
-    "practice": "Practice run",
-    "custom": "Run under a custom protocol",
-    "pilot": "Pilot",
-}
-_FIRST_ROWS = {
-    "strict_success": ("strict success", "{:.1%}"),
-    "final_answer_correct": ("correct answers", "{:.1%}"),
-    "reward": ("training reward (shaped)", "{:.3f}"),
-}
-_LAST_ROWS = {
-    "malformed": ("malformed outputs", "{:.1%}"),
-    "tool_errors": ("tool errors a rollout", "{:.2f}"),
-    "hit_cap": ("token cap hit", "{:.1%}"),
-    "tokens": ("policy tokens a rollout", "{:.0f}"),
-}
-
-
-def _rows(milestones: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Title and format of each measure, a family's milestones in the middle."""
-    return {**_FIRST_ROWS, **{name: (title, "{:.1%}") for name, title in milestones.items()}, **_LAST_ROWS}
-
+from recipe.verify.titles import heading, rows
 
 def markdown(summary: Summary) -> str:
     """The summary as Markdown; its pictures lie beside it."""
     training, kept, chosen = summary.training, summary.retention, family(summary.family)
     lines = [
-        f"# {_TITLES[summary.kind]}: agentic GRPO on {chosen.title}",
+        f"# {heading(summary)}",
         "",
         *(f"- {line}" for line in summary.verdict.lines),
         "",
@@ -50,7 +26,7 @@ def markdown(summary: Summary) -> str:
         "|---|---:|---:|",
         *(
             f"| {title} | {form.format(summary.baseline[key])} | {form.format(summary.candidate[key])} |"
-            for key, (title, form) in _rows(chosen.milestones).items()
+            for key, (title, form) in rows(chosen.milestones).items()
         ),
         *_rates(summary.compared),
         "",
