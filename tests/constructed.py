@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+from recipe.config import complete
 from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Result
 from recipe.stages import EVIDENCE
@@ -44,7 +45,7 @@ STRICT = {
 
 MILESTONES = dict.fromkeys((name for chosen in FAMILIES for name in family(chosen).milestones), True)
 OUTCOME = {**MILESTONES, "tool_errors": 0, "malformed": False, "hit_cap": False, "tokens": 5}
-STEP = Step(1, [Trained("t9", [], [], [], [], [], [], {"tokens": 7}, 0.0, 0.5)] * 4, {})
+STEP = Step(1, [Trained("t9", [], [], [], [], [], [], {"tokens": 7}, 0.0, 0.5)] * 4, {"reward": 0.5, "strict_success": 0.25})
 DRAWN = {name: Drawn(10, 8, 2, 0, 0, 4, 0, 1e-4, "float32", None) for name in ("baseline", "candidate")}
 
 
@@ -81,11 +82,7 @@ def pilot() -> SimpleNamespace:
         family=family("orders"),
         splits={"test": [SimpleNamespace(task_id=name) for name in STRICT["baseline"]]},
         checkpoint=Path("/sft/qwen3-de"),
-        config=SimpleNamespace(
-            precision="bfloat16",
-            evaluation=SimpleNamespace(precision="float32", samples_per_task=2),
-            grpo=SimpleNamespace(num_generations=4),
-        ),
+        config=complete({"evaluation": {"samples_per_task": 2}}),
         frozen=SimpleNamespace(
             deviations={},
             decided=decided(3, 2, 10.0),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from constructed import METRICS, derived, evaluated, pilot
 from recipe import retention
+from recipe.config import complete
 from recipe.run.plan import Plan
 from recipe.stages import EVIDENCE
 from recipe.statistics import prospect
@@ -25,7 +26,7 @@ def judged(before: list[int], after: list[int], lost=0, gained=0, margin=10.0, s
     """The verdict on successes by task, with 64 retention items of which 40 were solved before."""
     frozen = pilot()
     vars(frozen).update(plan)
-    frozen.config.evaluation.samples_per_task = samples
+    frozen.config = complete({"evaluation": {"samples_per_task": samples}})
     frozen.frozen.decided = decided(len(before), samples, margin)
     names = [f"t{number:02d}" for number in range(len(before))]
     sides = [

@@ -6,6 +6,7 @@ from recipe.verify.comparison import Comparison
 from recipe.verify.summary import Cost, Summary
 from recipe.verify.titles import heading, rows
 
+
 def markdown(summary: Summary) -> str:
     """The summary as Markdown; its pictures lie beside it."""
     training, kept, chosen = summary.training, summary.retention, family(summary.family)

@@ -203,6 +203,7 @@ th:first-child,td:first-child{text-align:left}.note,figcaption{color:var(--soft)
 .small{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}figure{margin:0}
 dl{margin:0;display:grid;gap:.25rem}dl div{display:grid;grid-template-columns:8rem minmax(0,1fr);gap:.6rem}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
+@media(max-width:40rem){.tick{font-size:20px}.line{stroke-width:3}}.small .tick{font-size:20px}.small .line{stroke-width:3}
 .good{background:var(--good)}.bad{background:var(--bad)}
 """ + "".join(
     f".c{n}{{background:var(--c{n})}}.line.c{n}{{stroke:var(--c{n})}}.dot.c{n},rect.c{n}{{fill:var(--c{n})}}\n"
