@@ -49,7 +49,7 @@ class Grpo:
     lora_alpha: int = 32
     gradient_checkpointing: bool = True
     checkpoint_every: int = or_zero(8)  # steps between checkpoints to resume from; 0: only when paused
-    validation_every: int = or_zero(8)  # steps between evaluations on the development split; 0 switches them off
+    validation_every: int = or_zero(8)  # steps between evaluations on the development split, from step 0; 0: none
     validation_samples: int = up_to(1_000, 4)  # rollouts a development task: for a curve, no verdict
     seed: int = or_zero(42)
 

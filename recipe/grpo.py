@@ -7,7 +7,7 @@ Strictly on-policy: each batch of rollouts is used for one optimizer step, so th
 The stage writes::
 
     grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
-    grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
+    grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval; step 0: before training
     grpo/protocol.json               what reached TRL, PEFT and the optimizer (recipe.training.readback)
     grpo/adapter/                    the LoRA adapter after the last step
     grpo/trainer/checkpoint-8/       what training goes on from at the frozen interval (recipe.training.checkpoints)
@@ -41,6 +41,7 @@ from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.training import adapter, checkpoints
+from recipe.training.protocol import validated
 from recipe.training.readback import Readback
 from recipe.training.trainer import AgenticGRPOTrainer
 from recipe.training.trl_chat import raw_span_tokenizer
@@ -203,7 +204,7 @@ class Recorder(TrainerCallback):
 
 
 class Validation(TrainerCallback):
-    """Evaluates the policy on the development split every ``validation_every`` steps.
+    """Evaluates the policy on the development split before the first step and every ``validation_every`` steps.
 
     Rollouts draw from streams of their own, so that validating leaves training's random state as it was.
     """
@@ -211,16 +212,22 @@ class Validation(TrainerCallback):
     def __init__(self, stage: Stage, chat):
         self._stage, self._chat = stage, chat
 
+    def on_step_begin(self, args, state, control, model, **_):
+        if state.global_step == 0:  # the protocol has been read back by now; a resumed training is past this
+            self._validate(0, model)
+
     def on_step_end(self, args, state, control, model, **_):
-        if state.global_step % self._stage.plan.config.grpo.validation_every:
-            return
+        if state.global_step in validated(self._stage.plan.config.grpo):
+            self._validate(state.global_step, model)
+
+    def _validate(self, step: int, model) -> None:
         model.eval()
         records = [record for part in processes.gather(lambda: self._share(model)) for record in part]
         model.train()
         if processes.is_main():
-            path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step)
+            path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(step)
             write_lines(path, map(asdict, records))
-            self._stage.report("validation", state.global_step, evidence.aggregate(records))
+            self._stage.report("validation", step, evidence.aggregate(records))
 
     def _share(self, model) -> list[Evaluated]:
         """The records that fall to this process; none where there are more processes than tasks."""

@@ -72,7 +72,8 @@ def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_wha
         write_json(stage.folder / TRAINER / f"checkpoint-{step}" / "rng_state.pth", f"torn, it {why}")
     for step in range(1, 7):
         write_json(stage.folder / "steps" / f"step-{step:04d}.json", {"step": step})
-    write_json(stage.folder / "validation" / "step-0006.jsonl", {})
+    for step in (0, 6):
+        write_json(stage.folder / "validation" / f"step-{step:04d}.jsonl", {})
     before = tree_digests(stage.folder)
     assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-5", 5)
     assert tree_digests(stage.folder) == before
@@ -81,13 +82,23 @@ def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_wha
     aside = {name: sha for name, sha in before.items() if any(step in name for step in later)}
     kept = {name: sha for name, sha in before.items() if name not in aside and "checkpoint-1" not in name}
     assert tree_digests(stage.folder) == kept and tree_digests(run / "grpo.attempt-1") == aside
-    assert len(aside) == 6 and len(kept) == 8
+    assert len(aside) == 6 and len(kept) == 9
     resume.cut_back(stage, 4)
     assert [(entry.event, entry.folder) for entry in attempts.load(run)] == [("set aside", "grpo.attempt-1")]
     (stage.folder / "steps" / "step-notes.json").touch()
     with pytest.raises(Refused, match="step-notes.json is none of the stage's own files"):
         resume.cut_back(stage, 1)
     assert tree_digests(stage.folder).items() >= kept.items()
+
+
+def test_a_training_that_begins_anew_validates_its_start_anew(tmp_path):
+    run = fake_plan(tmp_path / "run").run
+    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None))
+    write_json(stage.folder / "validation" / "step-0000.jsonl", {})
+    resume.cut_back(stage, 1)
+    assert [*tree_digests(stage.folder)] == ["validation/step-0000.jsonl"]
+    resume.cut_back(stage, 0)
+    assert not tree_digests(stage.folder) and [*tree_digests(run / "grpo.attempt-1")] == ["validation/step-0000.jsonl"]
 
 
 def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):

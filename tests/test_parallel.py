@@ -164,7 +164,7 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
 def test_the_evidence_of_two_processes_is_accepted(two):
     replayed = []
     replay.training(two, replay.Reader.of(two.checkpoint, two.family), lambda: replayed.append(1))
-    assert len(replayed) == STEPS * two.config.grpo.batch_size + len(two.splits["development"])
+    assert len(replayed) == STEPS * two.config.grpo.batch_size + 2 * len(two.splits["development"])  # steps 0 and 3
     result = json.loads((two.run / "grpo" / "result.json").read_text())
     assert result["failure"] is None and result["machine"]["processes"] == 2
 

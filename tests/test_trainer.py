@@ -15,7 +15,7 @@ from recipe.run.cluster import Runtime
 from recipe.run.stage import Stage
 from recipe.task import environment
 from recipe.training import trainer
-from runs import rules, settings
+from runs import SMALL, rules, settings
 
 
 def site(should_pause=lambda: False) -> Runtime:
@@ -133,6 +133,15 @@ def test_learning_from_nothing_fails_with_the_evidence_kept(practice, tmp_path, 
     done = grpo.train(stage)
     assert not done.gates["mixed_reward_groups"] and "mixed_reward_groups" in done.failure
     assert len(list((stage.folder / "steps").iterdir())) == 2
+
+
+def test_validating_before_the_first_step_leaves_training_as_it_was(run, practice, tmp_path):
+    """``native`` draws from the ambient generator, which the development split's rollouts do not touch."""
+    stage = training(practice, tmp_path / "run", **{**SMALL, "grpo": {"steps": 1, "validation_every": 0}})
+    grpo.train(stage)
+    assert not (stage.folder / "validation").exists() and (run / "grpo" / "validation" / "step-0000.jsonl").exists()
+    first = "steps/step-0001.json"
+    assert (stage.folder / first).read_bytes() == (run / "grpo" / first).read_bytes()
 
 
 def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):

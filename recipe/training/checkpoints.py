@@ -100,10 +100,13 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
 
 
 def cut_back(stage: Stage, step: int) -> None:
-    """Set aside what is later than ``step``, which training goes on from; what is torn before that was to be removed."""
+    """Set aside what is later than ``step``, which training goes on from; what is torn before that was to be removed.
+
+    Training from 0 begins with the validation of step 0, which is set aside with the rest then.
+    """
     beside = [path for kind in (STEPS, VALIDATION) for path in (stage.folder / kind).glob("step-*")]
     saved = (stage.folder / TRAINER).glob("checkpoint-*")
-    later = [path for path in [*saved, *beside] if _number(path) > step]
+    later = [path for path in [*saved, *beside] if _number(path) > step or not step]
     later.sort(key=lambda path: (path.is_dir(), path))  # a checkpoint after its seal: between the two it is torn
     torn = [folder for folder in _folders(stage) if _number(folder) <= step and not _seal(folder).exists()]
     if later:

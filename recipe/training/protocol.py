@@ -101,6 +101,11 @@ def kept(grpo: Grpo) -> list[int]:
     return [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
 
 
+def validated(grpo: Grpo) -> list[int]:
+    """The steps after which the development split is evaluated; step 0 is the starting policy."""
+    return list(range(0, grpo.steps + 1, grpo.validation_every)) if grpo.validation_every else []
+
+
 def _factor(grpo: Grpo, step: int) -> float:
     if step < grpo.warmup_steps:
         return step / grpo.warmup_steps

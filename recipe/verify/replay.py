@@ -178,8 +178,7 @@ def _ran_as_planned(plan: Plan) -> None:
 
 
 def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) -> dict[int, dict]:
-    every, aggregates = plan.config.grpo.validation_every, {}
-    steps = range(every, plan.config.grpo.steps + 1, every) if every else ()
+    aggregates, steps = {}, protocol.validated(plan.config.grpo)
     due = [validation_name(step) for step in steps]
     found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
     if found != due:

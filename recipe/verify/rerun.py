@@ -120,5 +120,6 @@ def _begin(source: Path, target: Path, start: int) -> None:
 def _within(name: str, start: int, end: int, last: int) -> bool:
     """Whether the file of the stage was made in the interval; protocol and adapter have no step in their names."""
     if found := _STEP.fullmatch(name):
-        return start < int(found[1] or found[2]) <= end
+        step = int(found[1] or found[2])
+        return start < step <= end or step == start == 0  # the validation before the first step
     return name.startswith("adapter/") and end == last or name == "protocol.json"

@@ -35,6 +35,7 @@ from statistics import mean
 from recipe.config import Agent, Config, complete
 from recipe.errors import Refused
 from recipe.mgsm.baseline import LIMIT, Protocol
+from recipe.training.protocol import validated
 from tools.bench.clock import forget, now, peak_gib
 from tools.bench.random_policy import SHAPES, build
 
@@ -174,7 +175,7 @@ def pilot(parts: dict, config: Config, protocol: Protocol) -> list[dict]:
     """GPU minutes of each stage by either decoder, and of all together."""
     grpo, samples = config.grpo, config.evaluation.samples_per_task
     items, development = f"{config.tasks.test} tasks x {samples}", f"{config.tasks.development} tasks"
-    validations = grpo.steps // grpo.validation_every if grpo.validation_every else 0
+    validations = len(validated(grpo))
     batches = math.ceil(LIMIT / protocol.batch_size)
     seconds = {f"training: {grpo.steps} steps of {grpo.batch_size} rollouts": training_seconds(parts, grpo.steps)}
     for stage, part, times in (
