@@ -51,6 +51,10 @@ class Grpo:
     checkpoint_every: int = or_zero(8)  # steps between checkpoints to resume from; 0: only when paused
     validation_every: int = or_zero(8)  # steps between evaluations on the development split, from step 0; 0: none
     validation_samples: int = up_to(1_000, 4)  # rollouts a development task: for a curve, no verdict
+    # Which step's adapter becomes the candidate. The last one is fixed before anything is seen, so that what is measured
+    # is the training as it was planned; and 32 tasks hardly tell a pilot's four checkpoints apart, so that a choice among
+    # them would follow their noise. `development` is for a training so long that it may get worse again.
+    select: str = one_of("last", "development")
     seed: int = or_zero(42)
 
 
@@ -150,6 +154,15 @@ def resolve(overrides: dict | None) -> Config:
             f"configuration: grpo.steps={grpo.steps} needs more than the tasks.train={config.tasks.train} tasks; "
             "a task is trained on at most once"
         )
+    if grpo.select == "development":
+        validations = grpo.steps // grpo.validation_every if grpo.validation_every else 0
+        if validations < 2:
+            raise Refused(
+                f"configuration: grpo.select=development has {validations} validated steps to choose from, fewer than 2; "
+                f"set grpo.validation_every to at most half of grpo.steps={grpo.steps}"
+            )
+        if config.tasks.development < 2:
+            raise Refused("configuration: grpo.select=development needs at least 2 tasks in tasks.development")
     if config.retention.margin >= 100:
         raise Refused(f"configuration: retention.margin is in points and below 100, not {config.retention.margin}")
     return config

@@ -9,7 +9,7 @@ The stage writes::
     grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
     grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval; step 0: before training
     grpo/protocol.json               what reached TRL, PEFT and the optimizer (recipe.training.readback)
-    grpo/adapter/                    the LoRA adapter after the last step
+    grpo/adapter/                    the LoRA adapter after the last step, or the one that ``grpo.select`` chose
     grpo/trainer/checkpoint-8/       what training goes on from at the frozen interval (recipe.training.checkpoints)
 
 Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and
@@ -19,13 +19,15 @@ processes.
 It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
 """
 
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig
+from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
@@ -40,7 +42,7 @@ from recipe.run import evidence, processes
 from recipe.run.evidence import Evaluated, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.training import adapter, checkpoints
+from recipe.training import adapter, checkpoints, selection
 from recipe.training.protocol import validated
 from recipe.training.readback import Readback
 from recipe.training.trainer import AgenticGRPOTrainer
@@ -254,17 +256,21 @@ def save_adapter(model, folder: Path) -> None:
 
 def keep_adapter(stage: Stage, model, steps: list[Step]) -> Done:
     """Keep the adapter, here and on a cluster, and judge the run that made it."""
-    folder = stage.folder / "adapter"
+    grpo, folder = stage.plan.config.grpo, stage.folder / "adapter"
+    solved = selection.read(stage.folder, grpo)
     save_adapter(model, folder)
+    if grpo.select == "development":
+        chosen = f"checkpoint-{selection.selected(grpo, solved)}"
+        shutil.copyfile(stage.folder / evidence.TRAINER / chosen / adapter.WEIGHTS, folder / adapter.WEIGHTS)
     metadata = {"plan_id": stage.plan.id, "adapter": digest(tree_digests(folder))}
-    stage.store(folder, stage.plan.config.grpo.steps, metadata)
+    stage.store(folder, grpo.steps, metadata)
     checkpoints.finish(stage)
-    return judged(steps, not adapter.neutral(get_peft_model_state_dict(model)))
+    return judged(grpo, steps, solved, not adapter.neutral(load_file(folder / adapter.WEIGHTS)))
 
 
-def judged(steps: list[Step], changed: bool) -> Done:
+def judged(grpo: Grpo, steps: list[Step], solved: selection.Solved, changed: bool) -> Done:
     """Aggregate a run and hold it against the gates that say whether anything was learned from."""
-    metrics = evidence.training_metrics(steps)
+    metrics = {**evidence.training_metrics(steps), **selection.metrics(grpo, solved)}
     gates = evidence.training_gates(metrics, changed)
     failed = [name for name, passed in gates.items() if not passed]
     failure = f"GRPO learned from nothing: {', '.join(failed)} did not hold" if failed else None

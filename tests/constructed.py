@@ -70,7 +70,7 @@ def derived(plan, milestones=(), **gates) -> Derived:
     metrics = {name: {**METRICS[name], **dict.fromkeys(milestones, 0.5)} for name in EVIDENCE}
     every = {name: {**GATES.get(name, {}), **gates.get(name, {})} for name in EVIDENCE}
     before, after = (evaluated(STRICT[name]) for name in ("baseline", "candidate"))
-    return Derived(plan, stated, metrics, every, before, after, Training([STEP], {}), [])
+    return Derived(plan, stated, metrics, every, before, after, Training([STEP], {}, {}), [])
 
 
 def pilot() -> SimpleNamespace:

@@ -45,6 +45,7 @@ grpo:
   checkpoint_every: 8
   validation_every: 8
   validation_samples: 4
+  select: last
   seed: 42
 evaluation: {precision: float32, samples_per_task: 16, batch_size: 32}
 merge: {max_kl: 0.001}
@@ -169,6 +170,10 @@ def test_wrong_type_is_refused_by_name(overrides, named):
         ({"grpo": {"num_generations": 1}}, "num_generations must be at least 2: a group of one has no advantage"),
         ({"grpo": {"steps": 129}}, "grpo.steps=129 needs more than the tasks.train=128"),
         ({"grpo": {"steps": 65, "batch_size": 8}}, "at most once"),
+        ({"grpo": {"select": "best"}}, "grpo.select must be one of last, development"),
+        ({"grpo": {"select": "development", "validation_every": 0}}, "grpo.select=development has 0 validated steps"),
+        ({"grpo": {"select": "development", "validation_every": 17}}, "has 1 validated steps .* at most half of grpo.steps=32"),
+        ({"grpo": {"select": "development"}, "tasks": {"development": 1}}, "at least 2 tasks in tasks.development"),
         ({"retention": {"margin": 100}}, "retention.margin is in points and below 100, not 100.0"),
         ({"retention": {"margin": 0}}, "retention.margin is out of range"),
     ],
@@ -184,6 +189,7 @@ def test_value_out_of_range_is_refused_by_name(overrides, named):
         {"agent": {"sampling": {"temperature": 0, "top_k": 0, "min_p": 0}}},
         {"grpo": {"kl": 0, "warmup_steps": 0, "validation_every": 0, "weight_decay": 0}},
         {"retention": {"margin": 99.9}},
+        {"grpo": {"select": "development", "validation_every": 16, "checkpoint_every": 0}, "tasks": {"development": 2}},
         {"grpo": {"steps": 128}},
         {"grpo": {"steps": 64, "batch_size": 8}},
         {"grpo": {"seed": 0}, "agent": {"seed": 0}, "tasks": {"seed": 0}},

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from recipe import grpo
-from recipe.config import resolve
+from recipe.config import Grpo, resolve
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run import evidence
@@ -37,8 +37,20 @@ def test_mixed_groups_are_those_whose_rewards_differ():
     assert evidence.step_metrics([rollout(0.5), rollout(0.5)], 2)["mixed_groups"] == 0
 
 
+def test_groups_that_teach_nothing_are_counted_and_told_apart():
+    """Success with an error beside one without is mixed; equal rewards of failures may be earned in part."""
+    rewards = [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 1.0, 0.5, 0.75, 0.75]
+    records = [rollout(reward) for reward in rewards]
+    records[-2] = rollout(0.75, strict_success=True)
+    metrics = evidence.step_metrics(records, 2)
+    assert {name: metrics[name] for name in evidence.GROUPS} == {
+        "mixed_groups": 1, "zero_variance_groups": 4, "all_success_groups": 1, "all_failure_groups": 2,
+    }  # fmt: skip
+
+
 def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> Step:
     metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
+    metrics |= {"zero_variance_groups": 2 - mixed, "all_success_groups": 0, "all_failure_groups": int(mixed == 0)}
     return Step(1, [rollout(0.0, task) for task in tasks], metrics)
 
 
@@ -57,6 +69,7 @@ def test_the_numbers_of_a_training():
     ]  # fmt: skip
     assert evidence.training_metrics(steps) == pytest.approx({
         "steps": 8, "rollouts": 16, "unique_tasks": 8, "mixed_groups": 7,
+        "zero_variance_groups": 9, "all_success_groups": 0, "all_failure_groups": 2,
         "steps_with_mixed_reward_and_gradient": 4,  # not the zero gradient, not the infinite one, not the equal rewards
         "grad_norm_min": 0.0, "grad_norm_max": math.inf,
         "reward_first_quarter": 0.15, "reward_last_quarter": 0.8,
@@ -78,10 +91,10 @@ LEARNED = [step(0.5, 0.5, 1.0, 1, "a")]
 
 
 def test_a_training_that_learned_passes():
-    done = grpo.judged(LEARNED, changed=True)
+    done = grpo.judged(Grpo(), LEARNED, {}, changed=True)
     assert done.failure is None
     assert done.gates == {"mixed_reward_groups": True, "nonzero_gradients": True, "adapter_changed": True}
-    assert done.metrics == evidence.training_metrics(LEARNED)
+    assert done.metrics == {**evidence.training_metrics(LEARNED), "selected_step": 32}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +105,7 @@ def test_a_training_that_learned_passes():
      (LEARNED, False, ["adapter_changed"])],
 )  # fmt: skip
 def test_a_training_that_learned_nothing_fails_by_name(steps, changed, failed):
-    done = grpo.judged(steps, changed)
+    done = grpo.judged(Grpo(), steps, {}, changed)
     assert [gate for gate, passed in done.gates.items() if not passed] == failed
     assert done.failure == f"GRPO learned from nothing: {', '.join(failed)} did not hold"
 

@@ -17,6 +17,7 @@ RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION, TRAINER = "steps", "validation", "trainer"  # folders of the training stage
 PROTOCOL = "protocol.json"  # what training ran under, read back from the live objects
+GROUPS = ("mixed_groups", "zero_variance_groups", "all_success_groups", "all_failure_groups")  # counts of a step's
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,21 @@ def baseline_metrics(records: Sequence[Evaluated], samples: int) -> dict[str, fl
 
 
 def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
-    """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ."""
-    rewards = [rollout.reward for rollout in rollouts]
-    groups = [rewards[start : start + num_generations] for start in range(0, len(rewards), num_generations)]
-    means = aggregate(rollouts)
-    return {**means, "mixed_groups": sum(len(set(group)) > 1 for group in groups)}
+    """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ.
+
+    A group of equal rewards, one of ``zero_variance_groups``, teaches nothing but KL. ``all_success_groups`` and
+    ``all_failure_groups`` are those of them in which every rollout is a strict success, and none.
+    """
+    groups = [rollouts[start : start + num_generations] for start in range(0, len(rollouts), num_generations)]
+    equal = [group for group in groups if len({rollout.reward for rollout in group}) == 1]
+    solved = [sum(bool(rollout.outcome["strict_success"]) for rollout in group) for group in equal]
+    return {
+        **aggregate(rollouts),
+        "mixed_groups": len(groups) - len(equal),
+        "zero_variance_groups": len(equal),
+        "all_success_groups": sum(count == len(group) for count, group in zip(solved, equal)),
+        "all_failure_groups": sum(count == 0 for count in solved),
+    }
 
 
 def training_gates(metrics: dict, changed: bool) -> dict[str, bool]:
@@ -153,7 +164,7 @@ def training_metrics(steps: Sequence[Step]) -> dict:
         "steps": len(steps),
         "rollouts": sum(len(step.rollouts) for step in steps),
         "unique_tasks": len({rollout.task_id for step in steps for rollout in step.rollouts}),
-        "mixed_groups": sum(step.metrics["mixed_groups"] for step in steps),
+        **{name: sum(step.metrics[name] for step in steps) for name in GROUPS},
         "steps_with_mixed_reward_and_gradient": sum(
             step.metrics["mixed_groups"] > 0 and math.isfinite(norm) and norm > 0
             for step, norm in zip(steps, norms)

@@ -35,6 +35,7 @@ from recipe.run.evidence import (
     read_step,
     step_metrics,
     step_name,
+    successes,
     validation_name,
 )
 from recipe.run.plan import Plan
@@ -109,10 +110,11 @@ def evaluation(
 
 @dataclass(frozen=True)
 class Training:
-    """What training left: its steps in order, and the aggregates on the development split by step."""
+    """What training left: its steps in order, and by step the development split's aggregates and its tasks' successes."""
 
     steps: list[Step]
     validations: dict[int, dict]
+    solved: dict[int, list[int]]
 
 
 def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lambda: None) -> Training:
@@ -144,7 +146,7 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
         rate = step.metrics["learning_rate"]
         if not abs(rate - rates[number]) <= TOLERANCE * config.learning_rate:
             raise CheckFailed(f"{where}: metric learning_rate is {rate!r}, the schedule gives {rates[number]!r}")
-    return Training(steps, _validations(plan, reader, told))
+    return Training(steps, *_validations(plan, reader, told))
 
 
 def _seen(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -177,8 +179,11 @@ def _ran_as_planned(plan: Plan) -> None:
     protocol.check(where, protocol.planned(plan.config), recorded)
 
 
-def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) -> dict[int, dict]:
-    aggregates, steps = {}, protocol.validated(plan.config.grpo)
+def _validations(
+    plan: Plan, reader: Reader | None, told: Callable[[], object]
+) -> tuple[dict[int, dict], dict[int, list[int]]]:
+    """Aggregates by step, and the tasks' successes by step."""
+    aggregates, solved, steps = {}, {}, protocol.validated(plan.config.grpo)
     due = [validation_name(step) for step in steps]
     found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
     if found != due:
@@ -188,8 +193,8 @@ def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) 
         records = read_rollouts(plan.run / "grpo" / VALIDATION / name, "a validation")
         _complete(records, plan, "development", where)
         rollouts(records, _by_id(plan, "development"), reader, plan, where, told)
-        aggregates[step] = aggregate(records)
-    return aggregates
+        aggregates[step], solved[step] = aggregate(records), [*successes(records).values()]
+    return aggregates, solved
 
 
 def advantages(records: Sequence[Trained], config, where: str) -> None:

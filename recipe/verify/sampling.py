@@ -231,7 +231,8 @@ def training_steps(plan: Plan) -> list[int]:
     """The training steps that can be proved: those that follow known weights, with streams of their own."""
     if plan.config.agent.decoder != "engine":
         return []
-    return [1, *(step + 1 for step in kept(plan.config.grpo))]
+    grpo = plan.config.grpo
+    return [1, *(step + 1 for step in kept(grpo) if step < grpo.steps)]
 
 
 def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequence[Output]], told) -> dict[str, Drawn]:
@@ -278,7 +279,7 @@ def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, 
     for step in range(1, grpo.steps + 1):
         if step not in due and step + 1 not in proved:
             continue
-        where = folder / TRAINER / f"checkpoint-{step}" if step < grpo.steps else folder / "adapter"
+        where = folder / TRAINER / f"checkpoint-{step}" if step in kept(grpo) else folder / "adapter"
         adapt(tuned, where / WEIGHTS)
         if step in due:
             validation(step, policy)
