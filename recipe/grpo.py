@@ -16,7 +16,8 @@ Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns 
 gradients are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over
 processes.
 
-It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
+It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed, and unless
+what the engine sampled from was the policy that was trained (``grpo.max_gap_mean``, ``grpo.max_gap_quantile``).
 """
 
 import shutil
@@ -154,6 +155,7 @@ _KEPT = {
     "kl": "kl",
     "entropy": "entropy",
     "logprob_gap/mean": "logprob_gap_mean",  # of the engine from the trainer's forward pass
+    "logprob_gap/quantile": "logprob_gap_quantile",
     "logprob_gap/max": "logprob_gap_max",
 }
 
@@ -269,9 +271,9 @@ def keep_adapter(stage: Stage, model, steps: list[Step]) -> Done:
 
 
 def judged(grpo: Grpo, steps: list[Step], solved: selection.Solved, changed: bool) -> Done:
-    """Aggregate a run and hold it against the gates that say whether anything was learned from."""
+    """Aggregate a run and hold it against the gates: whether anything was learned from, and on-policy."""
     metrics = {**evidence.training_metrics(steps), **selection.metrics(grpo, solved)}
-    gates = evidence.training_gates(metrics, changed)
+    gates = evidence.training_gates(metrics, changed, grpo)
     failed = [name for name, passed in gates.items() if not passed]
-    failure = f"GRPO learned from nothing: {', '.join(failed)} did not hold" if failed else None
+    failure = f"GRPO's training does not count: {', '.join(failed)} did not hold" if failed else None
     return Done(metrics, gates, failure)

@@ -46,6 +46,8 @@ grpo:
   validation_every: 8
   validation_samples: 4
   select: last
+  max_gap_mean: 0.05
+  max_gap_quantile: 0.5
   seed: 42
 evaluation: {precision: float32, samples_per_task: 16, batch_size: 32}
 merge: {max_kl: 0.001}
@@ -170,6 +172,7 @@ def test_wrong_type_is_refused_by_name(overrides, named):
         ({"grpo": {"num_generations": 1}}, "num_generations must be at least 2: a group of one has no advantage"),
         ({"grpo": {"steps": 129}}, "grpo.steps=129 needs more than the tasks.train=128"),
         ({"grpo": {"steps": 65, "batch_size": 8}}, "at most once"),
+        ({"grpo": {"max_gap_mean": 0}}, "grpo.max_gap_mean is out of range"),
         ({"grpo": {"select": "best"}}, "grpo.select must be one of last, development"),
         ({"grpo": {"select": "development", "validation_every": 0}}, "grpo.select=development has 0 validated steps"),
         ({"grpo": {"select": "development", "validation_every": 17}}, "has 1 validated steps .* at most half of grpo.steps=32"),

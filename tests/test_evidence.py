@@ -2,7 +2,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run import evidence
 from recipe.run.evidence import Step, Trained
+from recipe.training.trainer import GAP_QUANTILE, quantile
 from recipe.verify import replay
 
 
@@ -107,7 +108,41 @@ def test_a_training_that_learned_passes():
 def test_a_training_that_learned_nothing_fails_by_name(steps, changed, failed):
     done = grpo.judged(Grpo(), steps, {}, changed)
     assert [gate for gate, passed in done.gates.items() if not passed] == failed
-    assert done.failure == f"GRPO learned from nothing: {', '.join(failed)} did not hold"
+    assert done.failure == f"GRPO's training does not count: {', '.join(failed)} did not hold"
+
+
+# ---- on-policy
+
+
+def sampled(tokens: int, mean: float, quantile: float, most: float) -> Step:
+    gaps = {"logprob_gap_mean": mean, "logprob_gap_quantile": quantile, "logprob_gap_max": most}
+    learned = step(0.5, 0.5, 1.0, 1)
+    return replace(
+        learned, metrics={**learned.metrics, **gaps}, rollouts=[replace(rollout(0.0), mask=[1] * tokens + [0] * 5)]
+    )
+
+
+def test_the_gap_of_a_run_is_the_mean_of_its_tokens_and_the_largest_of_its_steps():
+    found = evidence.training_metrics([sampled(100, 0.01, 0.1, 0.9), sampled(300, 0.03, 0.4, 0.5)])
+    assert found["logprob_gap_mean"] == pytest.approx(0.025)
+    assert (found["logprob_gap_quantile"], found["logprob_gap_max"]) == (0.4, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("mean", "quantile", "settings", "held"),
+    [(0.05, 0.5, {}, True), (0.051, 0.5, {}, False), (0.05, 0.51, {}, False), (math.nan, 0.1, {}, False),
+     (0.051, 0.5, {"max_gap_mean": 0.06}, True), (0.05, 0.51, {"max_gap_quantile": 0.6}, True),
+     (0.01, 0.1, {"max_gap_mean": 0.009}, False), (0.01, 0.1, {"max_gap_quantile": 0.09}, False)],
+)  # fmt: skip
+def test_a_policy_that_is_not_the_one_that_was_sampled_fails_by_name(mean, quantile, settings, held):
+    done = grpo.judged(Grpo(**settings), [sampled(10, mean, quantile, 1.0)], {}, changed=True)
+    assert done.gates["on_policy"] is held
+    assert (done.failure is None) is held and (held or "on_policy" in done.failure)
+
+
+@pytest.mark.parametrize(("count", "place"), [(1, 0), (999, 998), (1000, 998), (1001, 999), (3000, 2996)])
+def test_the_quantile_leaves_one_token_in_a_thousand_above_it(count, place):
+    assert quantile([float(value) for value in reversed(range(count))], GAP_QUANTILE) == place
 
 
 # ---- advantages

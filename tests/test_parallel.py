@@ -154,7 +154,7 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
     assert order[:STEPS] == order[STEPS:]
     first = shared[0]["metrics"]
     per_process = ("entropy", "kl")  # TRL averages the processes' means
-    rounding = ("logprob_gap_mean", "logprob_gap_max")  # each batch shape has its own; below, that it is no more
+    rounding = ("logprob_gap_mean", "logprob_gap_quantile", "logprob_gap_max")  # each batch shape has its own; below, that it is no more
     expected = {name: value for name, value in alone[0]["metrics"].items() if name not in (*per_process, *rounding)}
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert first.keys() == alone[0]["metrics"].keys()

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from transformers import TrainerCallback
 
 from recipe import config, evaluation, grpo
 from recipe.errors import CheckFailed, EnvironmentFault
@@ -163,7 +164,25 @@ def test_the_engine_trains_and_agrees_with_the_trainers_log_probabilities(practi
     stage = training(
         practice, tmp_path / "run", agent={"decoder": "engine"}, grpo={"steps": 3, "validation_every": 0}
     )
-    assert grpo.train(stage) is not None
+    done = grpo.train(stage)
     steps = [json.loads(path.read_text()) for path in sorted((stage.folder / "steps").iterdir())]
     assert len(steps) == 3
-    assert all(0 <= step["metrics"]["logprob_gap_max"] < 1e-4 for step in steps)
+    gaps = [[step["metrics"][f"logprob_gap_{kind}"] for kind in ("mean", "quantile", "max")] for step in steps]
+    assert all(0 < mean < quantile <= most < 1e-4 for mean, quantile, most in gaps)
+    assert done.gates["on_policy"] and done.metrics["logprob_gap_max"] == max(most for *_, most in gaps)
+
+
+def test_an_engine_that_samples_from_another_policy_fails_the_gate(practice, tmp_path, monkeypatch):
+    """One that was left behind at another temperature than the trainer's."""
+    make = trainer.make_decoder
+
+    def left_behind(name, policy, chat, sampling, **sizes):
+        return make(name, policy, chat, replace(sampling, temperature=2.5), **sizes)
+
+    stage = training(
+        practice, tmp_path / "run", agent={"decoder": "engine"}, grpo={"steps": 1, "validation_every": 0}
+    )
+    monkeypatch.setattr(trainer, "make_decoder", left_behind)
+    monkeypatch.setattr(grpo, "Readback", lambda *_: TrainerCallback())  # which would refuse it before
+    done = grpo.train(stage)
+    assert done.gates["on_policy"] is False and "on_policy" in done.failure

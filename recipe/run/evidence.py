@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipe.config import Grpo
 from recipe.errors import Refused
 from recipe.records import Inside, Sha256, read, read_lines
 from recipe.statistics import prospect
@@ -137,13 +138,21 @@ def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
     }
 
 
-def training_gates(metrics: dict, changed: bool) -> dict[str, bool]:
-    """Whether anything was learned from; ``changed`` says whether the trained adapter adds anything to the base."""
+def training_gates(metrics: dict, changed: bool, grpo: Grpo) -> dict[str, bool]:
+    """Whether anything was learned from, and, where the engine sampled, from the policy's own rollouts.
+
+    ``changed`` says whether the trained adapter adds anything to the base.
+    """
+    on_policy = {}
+    if "logprob_gap_mean" in metrics:
+        mean, quantile = metrics["logprob_gap_mean"], metrics["logprob_gap_quantile"]
+        on_policy["on_policy"] = mean <= grpo.max_gap_mean and quantile <= grpo.max_gap_quantile
     return {
         "mixed_reward_groups": metrics["mixed_groups"] > 0,
         # A group of equal rewards still has a gradient, from the KL term; only a mixed one shows a signal.
         "nonzero_gradients": metrics["steps_with_mixed_reward_and_gradient"] > 0,
         "adapter_changed": changed,
+        **on_policy,
     }
 
 
@@ -175,4 +184,15 @@ def training_metrics(steps: Sequence[Step]) -> dict:
         "reward_last_quarter": mean(steps[-quarter:], "reward"),
         "strict_success_first_quarter": mean(steps[:quarter], "strict_success"),
         "strict_success_last_quarter": mean(steps[-quarter:], "strict_success"),
+        **_gaps(steps),
     }
+
+
+def _gaps(steps: Sequence[Step]) -> dict[str, float]:
+    """Of the engine's log-probabilities from the trainer's: mean over tokens, largest quantile of a step, largest."""
+    if "logprob_gap_mean" not in steps[0].metrics:  # transformers' generate sampled
+        return {}
+    tokens = [sum(sum(rollout.mask) for rollout in step.rollouts) for step in steps]
+    total = sum(step.metrics["logprob_gap_mean"] * count for step, count in zip(steps, tokens))
+    most = {name: max(step.metrics[name] for step in steps) for name in ("logprob_gap_quantile", "logprob_gap_max")}
+    return {"logprob_gap_mean": total / sum(tokens), **most}

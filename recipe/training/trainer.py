@@ -15,6 +15,7 @@ How it departs from upstream:
 Generation, grouped advantages, reference log-probabilities and the loss are upstream's.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ from recipe.run import processes
 from recipe.task.environment import Environment, begin_turn, events, execute, raise_fault
 
 SAMPLED = "sampled_logps"  # (B, T): the engine's log-probabilities, zero off the policy's own tokens
+GAP_QUANTILE = 0.999  # of a step's tokens: the largest of a few hundred, not of several thousand
 TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
 
 
@@ -150,6 +152,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         gaps = (logprobs - self._batch[SAMPLED]).abs()[policy].tolist()
         gaps = [gap for part in processes.gather(lambda: gaps) for gap in part]
         self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
+        self._metrics["train"]["logprob_gap/quantile"].append(quantile(gaps, GAP_QUANTILE))
         self._metrics["train"]["logprob_gap/max"].append(max(gaps))
 
     def _shaped_reward(self, prompts, **_) -> list[float]:
@@ -158,6 +161,11 @@ class AgenticGRPOTrainer(GRPOTrainer):
         if len(rewards) != len(prompts):  # TRL would broadcast a single reward over the batch
             raise CheckFailed(f"trainer: {len(rewards)} rewards for {len(prompts)} rollouts")
         return rewards
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The smallest of ``values`` that at least ``share`` of them do not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def prove(rollout: Rollout, prompt_ids, ids, mask, happened) -> None:

@@ -104,7 +104,7 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
     gates = {
         "preflight": {"worker": True},
         "baseline": {},
-        "grpo": evidence.training_gates(metrics["grpo"], changed),
+        "grpo": evidence.training_gates(metrics["grpo"], changed, plan.config.grpo),
         "merge": evidence.merge_gates(metrics["merge"], plan.config.merge.max_kl, _same_files(plan)),
         "candidate": {},
         "retention": retention.gates(metrics["retention"]),

@@ -141,6 +141,8 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
         rollouts(records, tasks, reader, plan, where, told)
         advantages(records, config, where)
         observed(where, step.metrics, seen)
+        if plan.config.agent.decoder == "engine":
+            _ordered(where, step.metrics)
         derived = step_metrics(records, config.num_generations)
         same(where, "metric", step.metrics, {key: step.metrics[key] for key in seen} | derived)
         rate = step.metrics["learning_rate"]
@@ -156,8 +158,16 @@ def _seen(plan: Plan) -> dict[str, tuple[float, float]]:
     if plan.config.grpo.kl:
         seen["kl"] = (-1e-5, math.inf)  # an estimate that is never negative, but for its rounding
     if plan.config.agent.decoder == "engine":
-        seen |= {"logprob_gap_mean": positive, "logprob_gap_max": positive}
+        seen |= {f"logprob_gap_{kind}": positive for kind in ("mean", "quantile", "max")}
     return seen
+
+
+def _ordered(where: str, metrics: Mapping) -> None:
+    """No mean and no quantile lies above the largest value, but for the rounding of a mean."""
+    most = metrics["logprob_gap_max"] * (1 + TOLERANCE)
+    for kind in ("mean", "quantile"):
+        if not metrics[f"logprob_gap_{kind}"] <= most:
+            raise CheckFailed(f"{where}: metric logprob_gap_{kind} is above logprob_gap_max")
 
 
 def observed(where: str, metrics: Mapping, seen: Mapping[str, tuple[float, float]]) -> None:
