@@ -40,13 +40,13 @@ from recipe.policy import checkpoint
 from recipe.records import parse, read
 from recipe.rollout import agent_chat
 from recipe.run import evidence, processes
-from recipe.run.evidence import Evaluated, Step, Trained
+from recipe.run.evidence import Evaluated, RolloutRecord, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.training import adapter, checkpoints, selection
 from recipe.training.protocol import validated
 from recipe.training.readback import Readback
-from recipe.training.trainer import AgenticGRPOTrainer
+from recipe.training.trainer import AgenticGRPOTrainer, dataset_row
 from recipe.training.trl_chat import raw_span_tokenizer
 
 
@@ -62,13 +62,14 @@ def train(stage: Stage) -> Done | None:
     processes.main_rank(lambda: stage.began(step))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
+    order, tried = plan.training_order, config.grpo.candidates
+    tasks = [order[first : first + tried] for first in range(0, len(order), tried)]
     trainer = AgenticGRPOTrainer(
         model=model,
         processing_class=raw_span_tokenizer(tokenizer, chat.tools),
         args=arguments(config, stage.folder / evidence.TRAINER),
-        train_dataset=Dataset.from_list(
-            [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
-        ),
+        train_dataset=Dataset.from_list([dataset_row(candidates[0]) for candidates in tasks]),
+        candidates=tasks,
         peft_config=lora(config.grpo),
         rules=config.rules,
         on_rollouts=recorder.hold,
@@ -166,6 +167,7 @@ class Recorder(TrainerCallback):
     def __init__(self, stage: Stage, done: int):
         self._stage = stage
         self._held: list[Trained] = []
+        self._dropped: list[RolloutRecord] = []
         self._start = time.perf_counter()
         self._progress = stage.progress(stage.plan.config.grpo.steps, "step", done=done)
         self.steps = [evidence.read_step(self._path(step)) for step in range(1, done + 1)]
@@ -173,13 +175,16 @@ class Recorder(TrainerCallback):
     def _path(self, step: int) -> Path:
         return self._stage.folder / evidence.STEPS / evidence.step_name(step)
 
-    def hold(self, rollouts, advantages) -> None:
-        """Keep a scored batch, the parts of all processes, until its step ends."""
+    def hold(self, rollouts, advantages, dropped) -> None:
+        """Keep a scored batch and the groups dropped for it, the parts of all processes, until its step ends."""
         own = [
             rollout.record(Trained, advantage=advantage)
             for rollout, advantage in zip(rollouts, advantages, strict=True)
         ]
         self._held = [record for part in processes.gather(lambda: own) for record in part]
+        apart = [[rollout.record() for rollout in group] for group in dropped]
+        parts = processes.gather(lambda: apart)
+        self._dropped = [record for group in zip(*parts) for part in group for record in part]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
         # Gradients are averaged by now: all processes see the same, and stop together.
@@ -193,7 +198,8 @@ class Recorder(TrainerCallback):
         step = state.global_step
         size = self._stage.plan.config.grpo.num_generations
         metrics = {ours: float(logs[theirs]) for theirs, ours in _KEPT.items() if theirs in logs}
-        record = Step(step, self._held, {**metrics, **evidence.step_metrics(self._held, size)})
+        derived = evidence.step_metrics(self._held, size, self._dropped)
+        record = Step(step, self._held, {**metrics, **derived}, self._dropped)
         write_json(self._path(step), asdict(record))
         self.steps.append(record)
         now = time.perf_counter()

@@ -46,6 +46,8 @@ grpo:
   validation_every: 8
   validation_samples: 4
   select: last
+  resample: false
+  resample_tasks: 4
   max_gap_mean: 0.05
   max_gap_quantile: 0.5
   seed: 42
@@ -173,9 +175,13 @@ def test_wrong_type_is_refused_by_name(overrides, named):
         ({"grpo": {"steps": 129}}, "grpo.steps=129 needs more than the tasks.train=128"),
         ({"grpo": {"steps": 65, "batch_size": 8}}, "at most once"),
         ({"grpo": {"max_gap_mean": 0}}, "grpo.max_gap_mean is out of range"),
+        ({"grpo": {"resample": True, "steps": 33}}, "grpo.steps=33 with grpo.resample_tasks=4 needs more"),
+        ({"grpo": {"resample": True, "steps": 8, "batch_size": 8}}, "grpo.resample takes one group a step"),
+        ({"grpo": {"resample": True}, "agent": {"decoder": "native"}}, "grpo.resample takes .* agent.decoder: engine"),
+        ({"grpo": {"resample": True, "resample_tasks": 1}}, "at least 2 grpo.resample_tasks"),
         ({"grpo": {"select": "best"}}, "grpo.select must be one of last, development"),
         ({"grpo": {"select": "development", "validation_every": 0}}, "grpo.select=development has 0 validated steps"),
-        ({"grpo": {"select": "development", "validation_every": 17}}, "has 1 validated steps .* at most half of grpo.steps=32"),
+        ({"grpo": {"select": "development", "validation_every": 17}}, "has 1 validated .* at most half of grpo.steps=32"),
         ({"grpo": {"select": "development"}, "tasks": {"development": 1}}, "at least 2 tasks in tasks.development"),
         ({"retention": {"margin": 100}}, "retention.margin is in points and below 100, not 100.0"),
         ({"retention": {"margin": 0}}, "retention.margin is out of range"),
@@ -193,6 +199,7 @@ def test_value_out_of_range_is_refused_by_name(overrides, named):
         {"grpo": {"kl": 0, "warmup_steps": 0, "validation_every": 0, "weight_decay": 0}},
         {"retention": {"margin": 99.9}},
         {"grpo": {"select": "development", "validation_every": 16, "checkpoint_every": 0}, "tasks": {"development": 2}},
+        {"grpo": {"resample": True}},
         {"grpo": {"steps": 128}},
         {"grpo": {"steps": 64, "batch_size": 8}},
         {"grpo": {"seed": 0}, "agent": {"seed": 0}, "tasks": {"seed": 0}},

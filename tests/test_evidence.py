@@ -43,15 +43,17 @@ def test_groups_that_teach_nothing_are_counted_and_told_apart():
     rewards = [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 1.0, 0.5, 0.75, 0.75]
     records = [rollout(reward) for reward in rewards]
     records[-2] = rollout(0.75, strict_success=True)
-    metrics = evidence.step_metrics(records, 2)
+    metrics = evidence.step_metrics(records, 2, records[:6])
     assert {name: metrics[name] for name in evidence.GROUPS} == {
         "mixed_groups": 1, "zero_variance_groups": 4, "all_success_groups": 1, "all_failure_groups": 2,
+        "dropped_groups": 3,
     }  # fmt: skip
 
 
 def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> Step:
     metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
     metrics |= {"zero_variance_groups": 2 - mixed, "all_success_groups": 0, "all_failure_groups": int(mixed == 0)}
+    metrics["dropped_groups"] = 3
     return Step(1, [rollout(0.0, task) for task in tasks], metrics)
 
 
@@ -70,7 +72,7 @@ def test_the_numbers_of_a_training():
     ]  # fmt: skip
     assert evidence.training_metrics(steps) == pytest.approx({
         "steps": 8, "rollouts": 16, "unique_tasks": 8, "mixed_groups": 7,
-        "zero_variance_groups": 9, "all_success_groups": 0, "all_failure_groups": 2,
+        "zero_variance_groups": 9, "all_success_groups": 0, "all_failure_groups": 2, "dropped_groups": 24,
         "steps_with_mixed_reward_and_gradient": 4,  # not the zero gradient, not the infinite one, not the equal rewards
         "grad_norm_min": 0.0, "grad_norm_max": math.inf,
         "reward_first_quarter": 0.15, "reward_last_quarter": 0.8,

@@ -120,7 +120,7 @@ def test_swapped_evaluations_contradict_both_checkpoints(plan, tmp_path):
 
 
 def test_gold_answers_contradict_the_candidate(plan, tmp_path):
-    """In its evaluation, in retention items whose answer is worded otherwise, and in validations, the first one's too."""
+    """In its evaluation, in retention items whose answer is worded otherwise, and in validations, the first one too."""
     forged = copied(plan, tmp_path / "run")
     tasks = {task.task_id: task for split in plan.splits.values() for task in split}
     changed = {}

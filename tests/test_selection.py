@@ -97,7 +97,7 @@ def test_the_adapter_is_that_of_the_chosen_step(plan):
 def test_the_last_step_s_adapter_in_its_place_is_found(plan, tmp_path):
     forged = replace(plan, run=shutil.copytree(plan.run, tmp_path / "run"))
     shutil.copyfile(weights(forged, STEPS), forged.run / "grpo" / "adapter" / WEIGHTS)
-    with pytest.raises(CheckFailed, match=f"adapter/{WEIGHTS} is not that of step 2, which the development split chooses"):
+    with pytest.raises(CheckFailed, match=f"adapter/{WEIGHTS} is not that of step 2, which the development"):
         derive._chosen(forged, 2)
 
 

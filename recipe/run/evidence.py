@@ -5,7 +5,7 @@ Pure functions of records, used where a number is first reported and again where
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.config import Grpo
@@ -18,7 +18,7 @@ RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION, TRAINER = "steps", "validation", "trainer"  # folders of the training stage
 PROTOCOL = "protocol.json"  # what training ran under, read back from the live objects
-GROUPS = ("mixed_groups", "zero_variance_groups", "all_success_groups", "all_failure_groups")  # counts of a step's
+GROUPS = ("mixed_groups", "zero_variance_groups", "all_success_groups", "all_failure_groups", "dropped_groups")
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,17 @@ class Trained(RolloutRecord):
 
 @dataclass(frozen=True)
 class Step:
-    """The file of a training step."""
+    """The file of a training step. ``dropped`` are the groups that ``grpo.resample`` tried and did not train on."""
 
     step: int
     rollouts: list[Trained]
     metrics: dict[str, float | int]
+    dropped: list[RolloutRecord] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> list[RolloutRecord]:
+        """All that was sampled for it and recorded."""
+        return [*self.rollouts, *self.dropped]
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,12 @@ def baseline_metrics(records: Sequence[Evaluated], samples: int) -> dict[str, fl
     return {**aggregate(records), **prospect.of_baseline(list(successes(records).values()), samples)}
 
 
-def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
+def step_metrics(rollouts: Sequence[Trained], num_generations: int, dropped: Sequence[RolloutRecord] = ()) -> dict:
     """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ.
 
     A group of equal rewards, one of ``zero_variance_groups``, teaches nothing but KL. ``all_success_groups`` and
-    ``all_failure_groups`` are those of them in which every rollout is a strict success, and none.
+    ``all_failure_groups`` are those of them in which every rollout is a strict success, and none. Groups that were
+    ``dropped`` are in none of these.
     """
     groups = [rollouts[start : start + num_generations] for start in range(0, len(rollouts), num_generations)]
     equal = [group for group in groups if len({rollout.reward for rollout in group}) == 1]
@@ -135,6 +142,7 @@ def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
         "zero_variance_groups": len(equal),
         "all_success_groups": sum(count == len(group) for count, group in zip(solved, equal)),
         "all_failure_groups": sum(count == 0 for count in solved),
+        "dropped_groups": len(dropped) // num_generations,
     }
 
 

@@ -138,10 +138,13 @@ class Plan:
 
     @cached_property
     def training_order(self) -> list[Task]:
-        """The tasks that training consumes, in order: a seeded draw without repetition, one group each."""
+        """The tasks that training consumes, in order: a seeded draw without repetition, one group each.
+
+        Under ``grpo.resample`` a step has ``resample_tasks`` of them to choose from, one after another.
+        """
         grpo = self.config.grpo
         groups = grpo.steps * grpo.batch_size // grpo.num_generations
-        return random.Random(f"{grpo.seed}/order").sample(self.splits["train"], groups)
+        return random.Random(f"{grpo.seed}/order").sample(self.splits["train"], groups * grpo.candidates)
 
     @property
     def kind(self) -> str:

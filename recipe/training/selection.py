@@ -49,7 +49,7 @@ def earliest_like_the_best(solved: Solved) -> int:
 
 
 def metrics(grpo: Grpo, solved: Solved) -> dict[str, int | float]:
-    """The chosen step, and strict success on the development split at the start, at its best and where it was chosen."""
+    """The chosen step, and strict success on the development split at the start, at the best and at the chosen one."""
     step = selected(grpo, solved)
     shares = {at: sum(counts) / (len(counts) * grpo.validation_samples) for at, counts in solved.items()}
     found = {"selected_step": step}

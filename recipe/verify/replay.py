@@ -110,7 +110,7 @@ def evaluation(
 
 @dataclass(frozen=True)
 class Training:
-    """What training left: its steps in order, and by step the development split's aggregates and its tasks' successes."""
+    """What training left: its steps in order, and by step the development split's aggregates and tasks' successes."""
 
     steps: list[Step]
     validations: dict[int, dict]
@@ -122,7 +122,8 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
     config = plan.config.grpo
     folder = plan.run / "grpo"
     _ran_as_planned(plan)
-    planned = [task.task_id for task in plan.training_order for _ in range(config.num_generations)]
+    planned = [task.task_id for task in plan.training_order]
+    each = len(planned) // config.steps  # tasks of a step
     names = sorted(path.name for path in (folder / STEPS).glob("*"))
     if names != [step_name(step) for step in range(1, config.steps + 1)]:
         raise CheckFailed(f"grpo/steps: {len(names)} files do not make the {config.steps} frozen steps")
@@ -135,20 +136,44 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
         if step.step != number + 1:
             raise CheckFailed(f"{where}: field step is {step.step!r}")
         records = step.rollouts
-        due = planned[number * config.batch_size : (number + 1) * config.batch_size]
-        if [record.task_id for record in records] != due:
+        due = planned[number * each : (number + 1) * each]
+        if config.resample:
+            due = _first_mixed(step, due, config.num_generations, where)
+        elif step.dropped:
+            raise CheckFailed(f"{where}: field dropped holds rollouts, and the plan drops none")
+        if [record.task_id for record in records] != _each(due, config.num_generations):
             raise CheckFailed(f"{where}: field task_id is not in the frozen order of tasks")
         rollouts(records, tasks, reader, plan, where, told)
+        rollouts(step.dropped, tasks, reader, plan, f"{where} dropped", told)
         advantages(records, config, where)
         observed(where, step.metrics, seen)
         if plan.config.agent.decoder == "engine":
             _ordered(where, step.metrics)
-        derived = step_metrics(records, config.num_generations)
+        derived = step_metrics(records, config.num_generations, step.dropped)
         same(where, "metric", step.metrics, {key: step.metrics[key] for key in seen} | derived)
         rate = step.metrics["learning_rate"]
         if not abs(rate - rates[number]) <= TOLERANCE * config.learning_rate:
             raise CheckFailed(f"{where}: metric learning_rate is {rate!r}, the schedule gives {rates[number]!r}")
     return Training(steps, *_validations(plan, reader, told))
+
+
+def _first_mixed(step: Step, candidates: list[str], size: int, where: str) -> list[str]:
+    """The one task that a step was to train on, by the rewards of all groups that it tried in their frozen order."""
+    dropped = [step.dropped[start : start + size] for start in range(0, len(step.dropped), size)]
+    chosen, equal = len(dropped), not _mixed(step.rollouts)
+    tried = candidates[1:] if equal else candidates[:chosen]
+    if any(map(_mixed, dropped)) or [record.task_id for record in step.dropped] != _each(tried, size):
+        raise CheckFailed(f"{where}: field dropped is not the equal groups that were tried, in the frozen order")
+    return candidates[:1] if equal else candidates[chosen : chosen + 1]
+
+
+def _mixed(group: Sequence[RolloutRecord]) -> bool:
+    return len({record.reward for record in group}) > 1
+
+
+def _each(tasks: Sequence[str], size: int) -> list[str]:
+    """A group's rollouts of each task, by the task's id."""
+    return [task for task in tasks for _ in range(size)]
 
 
 def _seen(plan: Plan) -> dict[str, tuple[float, float]]:

@@ -218,7 +218,7 @@ def claims(plan: Plan) -> dict[str, dict]:
             path = folder / VALIDATION / validation_name(step)
             found[f"validation {step}"] = sampled(read_rollouts(path, "a validation"))
         if step + 1 in training_steps(plan):
-            found[f"training {step + 1}"] = sampled(read_step(folder / STEPS / step_name(step + 1)).rollouts)
+            found[f"training {step + 1}"] = sampled(read_step(folder / STEPS / step_name(step + 1)).sampled)
     trained = {name for name in found if name.startswith(("validation", "training"))}
     measured = plan.config.evaluation.precision
     return {
@@ -264,7 +264,7 @@ def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, 
         found[name] = weigh(policy, _samples(plan, read_rollouts(path, "a validation"), name), sampling, told)
 
     def training(step: int, policy: Policy) -> None:
-        name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).rollouts
+        name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).sampled
         numbers = [place % grpo.num_generations for place in range(len(records))]
         found[name] = weigh(policy, _rollouts(plan, records, numbers, name), sampling, told)
 

@@ -100,7 +100,7 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
 
     from recipe import grpo
     from recipe.rollout import agent_chat
-    from recipe.training.trainer import AgenticGRPOTrainer
+    from recipe.training.trainer import AgenticGRPOTrainer, dataset_row
     from recipe.training.trl_chat import raw_span_tokenizer
 
     forget()
@@ -111,10 +111,11 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
             model=build(shape, config.precision, adapter=False),
             processing_class=raw_span_tokenizer(tokenizer, agent_chat(tokenizer, config.rules.family).tools),
             args=grpo.arguments(config, Path(folder)),
-            train_dataset=Dataset.from_list([{"prompt": task.messages(), "task": task.record()} for task in tasks]),
+            train_dataset=Dataset.from_list([dataset_row(task) for task in tasks]),
+            candidates=[[task] for task in tasks],
             peft_config=grpo.lora(config.grpo),
             rules=config.rules,
-            on_rollouts=lambda group, advantages: tokens.append(sum(rollout.outcome().tokens for rollout in group)),
+            on_rollouts=lambda group, *_: tokens.append(sum(rollout.outcome().tokens for rollout in group)),
         )
         trainer.remove_callback(PrinterCallback)
         generate = trainer._generate
