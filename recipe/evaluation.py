@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from recipe import determinism
 from recipe.config import Evaluation, Rules
 from recipe.files import write_lines
 from recipe.policy import checkpoint, make_decoder
@@ -25,6 +26,7 @@ from recipe.task.family import Task
 def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
     """Evaluate the checkpoint at ``path`` on the test split; the whole of the baseline stage."""
     plan = stage.plan
+    determinism.settle(plan.config.deterministic)
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
     start = time.perf_counter()

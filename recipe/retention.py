@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from recipe import determinism
 from recipe.errors import Refused
 from recipe.files import write_lines
 from recipe.mgsm.baseline import OUTPUTS, Output, counts, evaluate, load
@@ -18,6 +19,7 @@ from recipe.run.stage import Stage
 def measure(stage: Stage) -> Done:
     """The merged checkpoint on the retention baseline's items under its protocol; the whole of the retention stage."""
     plan = stage.plan
+    determinism.settle(plan.config.deterministic)
     merged = plan.run / "merge" / "checkpoint"
     run = load(plan.retention_baseline)
     tokenizer = checkpoint.load_tokenizer(merged)

@@ -49,6 +49,7 @@ evaluation: {precision: float32, samples_per_task: 1, batch_size: 32}
 merge: {max_kl: 0.001}
 retention: {margin: 3}
 precision: bfloat16
+deterministic: true
 """
 INVOICES = {
     "task": "invoices",
