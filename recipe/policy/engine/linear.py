@@ -12,15 +12,20 @@ plus the fixed cost of each launch. Eight launches a layer, two of them in :mod:
     gate          gate and up products with their LoRA, SwiGLU
     project       down product with its LoRA, added to the residual
 
-Prompts are read by the same kernels with more rows. In float32 the products are PyTorch's (:class:`DenseProducts`).
-Weights are read where the model keeps them (no packed
-copies), so an in-place update is seen by the next step. Products accumulate in float32; adapters are rounded to
-the type of the weights, as autocast does.
+Prompts are read by the same kernels with more rows. Weights are read where the model keeps them (no packed copies), so
+an in-place update is seen by the next step. Products accumulate in float32; adapters are rounded to the type of the
+weights, as autocast does. In float32 each product of two numbers is three of the tensor cores' (TF32x3: of the leading
+and the remaining bits of each), whose error is that of plain float32.
+
+**Rows do not matter.** What a row gets has the same bits however many rows stand beside it, in a token step or a prompt.
+A product of tiles adds over the inputs in one order whatever its tile's shape (float32: whatever its rows and columns,
+so the inputs of a step are always :data:`WIDE`), the parts of ``x A`` have ends of their own, and no sum runs over rows.
+Shapes are therefore chosen by speed alone. That tiles of any shape add alike is a property of the tensor cores,
+which ``tests/test_engine.py`` asks of a GPU.
 
 **LoRA without launches.** The first programs of a product compute ``x A`` into a scratch buffer and raise a flag;
 all others multiply their tile of ``W`` meanwhile, then wait for the flag and add ``(x A) B``. Programs are
-dispatched in order, so whoever waits, waits for a running program. Sums have a fixed order: equal inputs give
-equal bits.
+dispatched in order, so whoever waits, waits for a running program.
 
 **Launches that overlap.** On Hopper each kernel lets the next be placed while it still runs
 (:func:`begin`); the next one waits for its end before it reads anything.
@@ -31,15 +36,16 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional
 
 from recipe.errors import CheckFailed
-from recipe.policy.engine.model import Norm, TorchLinear
+from recipe.policy.engine.model import Norm
 
-TILE = 64  # logits whose maximum and sum of exponentials the head writes beside them
-SPLITS = 4  # programs over the inputs of one LoRA A
+PRECISION = tl.constexpr("tf32x3")  # of float32; BF16 has but one
+WIDE = 64  # inputs of a step in float32
+PARTS, STEP = 4, 128  # parts of the inputs that are added up apart, and whose multiples they end at
 MOST_RANK = 256
-MOST_IN_BLOCK = 128  # rows that one program multiplies
+MOST_APART = 64  # rows for which each part of a sum over the inputs has a program of its own
+FEWEST_IN_BLOCK, MOST_IN_BLOCK = 16, 128  # rows that one program multiplies
 
 
 @lru_cache
@@ -89,14 +95,22 @@ def _product(
 ):  # fmt: skip
     """x[row, first:last] @ weight[col, first:last].T in float32."""
     product = tl.zeros((BM, BN), tl.float32)
-    at_x = x + row[:, None] * inputs
+    at_x = x + row[:, None].to(tl.int64) * inputs
     at_w = weight + col[:, None].to(tl.int64) * inputs
     for start in range(first, last, BK):
         k = start + tl.arange(0, BK)
         xs = _tile(at_x, row, rows, k, last, EVEN)
         ws = _tile(at_w, col, cols, k, last, EVEN)
-        product = tl.dot(xs, tl.trans(ws.to(xs.dtype)), product, input_precision="ieee")
+        product = tl.dot(xs, tl.trans(ws.to(xs.dtype)), product, input_precision=PRECISION)
     return product
+
+
+@triton.jit
+def _ends(part, inputs, PARTS: tl.constexpr, STEP: tl.constexpr):
+    """Where a part of the inputs begins and ends; the last ones may be empty."""
+    width = tl.cdiv(tl.cdiv(inputs, PARTS), STEP) * STEP
+    first = tl.minimum(part * width, inputs)
+    return first, tl.minimum(first + width, inputs)
 
 
 @triton.jit
@@ -111,61 +125,57 @@ def _pick(segment, zero, one, two):
 
 @triton.jit
 def _reduce_inputs(
-    x, a, segment, split, row, rows, padded, inputs, rank, partial, flag,
-    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    x, a, segment, part, row, rows, padded, inputs, rank, partial, flag,
+    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The part of x A over one split of the inputs, into ``partial``; then the flag."""
+    """x A over one part of the inputs, into ``partial``; then the flag."""
+    WIDTH: tl.constexpr = BK if BK < STEP else STEP
     r = tl.arange(0, R)
-    width = tl.cdiv(tl.cdiv(inputs, SPLITS), BK) * BK
-    first = tl.minimum(split * width, inputs)
-    last = tl.minimum(first + width, inputs)
-    part = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, BK, EVEN)
-    tl.store(partial + ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :], part)
+    first, last = _ends(part, inputs, PARTS, STEP)
+    product = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, WIDTH, EVEN)
+    tl.store(partial + ((segment * PARTS + part) * padded + row[:, None]) * R + r[None, :], product)
     tl.debug_barrier()
     tl.atomic_add(flag, 1, sem="release")
 
 
 @triton.jit
 def _adapter(
-    b, col, cols, segment, row, padded, rank, scale, partial, flag, needed,
-    BM: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr,
+    result, b, col, cols, segment, row, padded, rank, scale, partial, flag, needed,
+    BM: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """scale * (x A) B for the columns ``col``, once the programs of x A have raised the flag."""
+    """result + scale * (x A) B for the columns ``col``, once the programs of x A have raised the flag."""
     r = tl.arange(0, R)
     at = col[:, None] * rank + r[None, :]
     bs = tl.load(b + at, mask=(col[:, None] < cols) & (r[None, :] < rank), other=0.0).to(TYPE)
     while tl.atomic_add(flag, 0, sem="acquire") < needed:
         pass
     reduced = tl.zeros((BM, R), tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :]
+    for part in tl.static_range(PARTS):
+        at = ((segment * PARTS + part) * padded + row[:, None]) * R + r[None, :]
         reduced += tl.load(partial + at, cache_modifier=".cg")
-    return tl.dot(reduced.to(TYPE), tl.trans(bs), input_precision="ieee") * scale
+    added = tl.dot(reduced.to(TYPE), tl.trans(bs), input_precision=PRECISION)
+    return tl.fma(added, scale, result)
 
 
 @triton.jit
 def _project(
-    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale,
-    residual, out, maxima, sums, inverse_temperature, partial, flag, rows,
+    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale, out, partial, flag, rows,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SEGMENTS: tl.constexpr,
-    SPLITS: tl.constexpr, LORA: tl.constexpr, RESIDUAL: tl.constexpr, HEAD: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, STEP: tl.constexpr, LORA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ [w0 w1 w2].T with LoRA, or residual += it; HEAD adds the statistics of each tile of logits."""
+    """out = x @ [w0 w1 w2].T with LoRA."""
     begin(PDL)
     TYPE: tl.constexpr = out.dtype.element_ty
-    helpers: tl.constexpr = SEGMENTS * SPLITS if LORA else 0
+    helpers: tl.constexpr = SEGMENTS * PARTS if LORA else 0
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     padded = tl.num_programs(0) * BM
     flag += tl.program_id(0)
     tile = tl.program_id(1) - helpers
     if tile < 0:
-        segment = tl.program_id(1) // SPLITS
+        segment = tl.program_id(1) // PARTS
         a = _pick(segment, a0, a1, a2)
-        split = tl.program_id(1) % SPLITS
-        _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, EVEN
-        )
+        part = tl.program_id(1) % PARTS
+        _reduce_inputs(x, a, segment, part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
     else:
         segment = 0
         before = 0  # columns of the segments before this one
@@ -189,49 +199,91 @@ def _project(
         result = _product(x, w, row, col, rows, cols, 0, inputs, inputs, BM, BN, BK, EVEN)
         if LORA:
             b = _pick(segment, b0, b1, b2)
-            result += _adapter(
-                b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
+            result = _adapter(
+                result, b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
             )
         inside = (row[:, None] < rows) & (col[None, :] < cols)
-        at = row[:, None] * (n0 + n1 + n2) + before + col[None, :]
-        value = result.to(TYPE)
-        if RESIDUAL:
-            value = (tl.load(residual + at, mask=inside).to(tl.float32) + value.to(tl.float32)).to(TYPE)
-        tl.store(out + at, value, mask=inside)
-        if HEAD:
-            logits = tl.where(inside, value.to(tl.float32), float("-inf"))
-            top = tl.max(logits, 1)
-            total = tl.sum(tl.exp((logits - top[:, None]) * inverse_temperature), 1)
-            tl.store(maxima + row * tl.num_programs(1) + tile, top, mask=row < rows)
-            tl.store(sums + row * tl.num_programs(1) + tile, total, mask=row < rows)
+        at = row[:, None].to(tl.int64) * (n0 + n1 + n2) + before + col[None, :]
+        tl.store(out + at, result.to(TYPE), mask=inside)
+
+
+@triton.jit
+def _add(
+    x, w, a, b, outputs, inputs, rank, scale, out, partial, flag, rows, apart, counters,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+    LORA: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out += x @ w.T with LoRA: many inputs for few outputs, so that their parts are added up apart.
+
+    One program takes all parts if ALONE, or else each has its own, and the last one to finish adds them in their order.
+    """
+    begin(PDL)
+    TYPE: tl.constexpr = out.dtype.element_ty
+    helpers: tl.constexpr = PARTS if LORA else 0
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    padded = tl.num_programs(0) * BM
+    flag += tl.program_id(0)
+    tile = tl.program_id(1) - helpers
+    part = tl.program_id(2)
+    if tile < 0:
+        if part == 0:
+            a_part = tl.program_id(1)
+            _reduce_inputs(x, a, 0, a_part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
+    else:
+        col = tile * BN + tl.arange(0, BN)
+        inside = (row[:, None] < rows) & (col[None, :] < outputs)
+        at = row[:, None].to(tl.int64) * outputs + col[None, :]
+        result = tl.zeros((BM, BN), tl.float32)
+        finished = True
+        if ALONE:
+            for each in range(PARTS):
+                first, last = _ends(each, inputs, PARTS, STEP)
+                result += _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
+        else:
+            size = tl.cast(rows, tl.int64) * outputs
+            first, last = _ends(part, inputs, PARTS, STEP)
+            mine = _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
+            tl.store(apart + part * size + at, mine, mask=inside)
+            tl.debug_barrier()
+            counter = counters + tl.program_id(0) * tl.num_programs(1) + tile
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == PARTS - 1
+            if finished:
+                for each in tl.static_range(PARTS):
+                    result += tl.load(apart + each * size + at, mask=inside, other=0.0, cache_modifier=".cg")
+                tl.store(counter, 0)
+        if finished:
+            if LORA:
+                result = _adapter(
+                    result, b, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
+                )
+            residual = tl.load(out + at, mask=inside).to(tl.float32)
+            tl.store(out + at, (residual + result.to(TYPE).to(tl.float32)).to(TYPE), mask=inside)
 
 
 @triton.jit
 def _gate(
     x, w0, w1, a0, a1, b0, b1, outputs, inputs, rank, scale, out, partial, flag, rows,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, LORA: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+    LORA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = silu(x @ w0.T) * (x @ w1.T), both products with LoRA."""
     begin(PDL)
     TYPE: tl.constexpr = out.dtype.element_ty
-    helpers: tl.constexpr = 2 * SPLITS if LORA else 0
+    helpers: tl.constexpr = 2 * PARTS if LORA else 0
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     padded = tl.num_programs(0) * BM
     flag += tl.program_id(0)
     tile = tl.program_id(1) - helpers
     if tile < 0:
-        segment = tl.program_id(1) // SPLITS
+        segment = tl.program_id(1) // PARTS
         a = _pick(segment, a0, a1, a1)
-        split = tl.program_id(1) % SPLITS
-        _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, EVEN
-        )
+        part = tl.program_id(1) % PARTS
+        _reduce_inputs(x, a, segment, part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
     else:
         col = tile * BN + tl.arange(0, BN)
         gate = tl.zeros((BM, BN), tl.float32)
         up = tl.zeros((BM, BN), tl.float32)
-        at_x = x + row[:, None] * inputs
+        at_x = x + row[:, None].to(tl.int64) * inputs
         at_0 = w0 + col[:, None].to(tl.int64) * inputs
         at_1 = w1 + col[:, None].to(tl.int64) * inputs
         for start in range(0, inputs, BK):
@@ -239,20 +291,20 @@ def _gate(
             xs = _tile(at_x, row, rows, k, inputs, EVEN)
             ws0 = _tile(at_0, col, outputs, k, inputs, EVEN)
             ws1 = _tile(at_1, col, outputs, k, inputs, EVEN)
-            gate = tl.dot(xs, tl.trans(ws0), gate, input_precision="ieee")
-            up = tl.dot(xs, tl.trans(ws1), up, input_precision="ieee")
+            gate = tl.dot(xs, tl.trans(ws0), gate, input_precision=PRECISION)
+            up = tl.dot(xs, tl.trans(ws1), up, input_precision=PRECISION)
         if LORA:
-            gate += _adapter(
-                b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
+            gate = _adapter(
+                gate, b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
             )
-            up += _adapter(
-                b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
+            up = _adapter(
+                up, b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
             )
         gate = gate.to(TYPE).to(tl.float32)
         gate = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
         inside = (row[:, None] < rows) & (col[None, :] < outputs)
         value = gate * up.to(TYPE).to(tl.float32)
-        tl.store(out + row[:, None] * outputs + col[None, :], value.to(TYPE), mask=inside)
+        tl.store(out + row[:, None].to(tl.int64) * outputs + col[None, :], value.to(TYPE), mask=inside)
 
 
 class TritonLinear:
@@ -261,18 +313,16 @@ class TritonLinear:
     Args:
         rows: T.
         layers: of the model.
-        temperature: of the probabilities whose normaliser the head prepares.
     """
 
-    def __init__(self, rows: int, layers: int, temperature: float, device):
-        self._rows, self._block = rows, min(power(rows, 16), MOST_IN_BLOCK)
-        self._blocks = triton.cdiv(rows, self._block)
-        self._inverse_temperature = 1.0 / temperature
+    def __init__(self, rows: int, layers: int, device):
+        self._rows = rows
+        self._blocks = triton.cdiv(rows, FEWEST_IN_BLOCK)  # at most
         self._flags = torch.zeros(4 * layers * self._blocks, dtype=torch.int32, device=device)
-        places = 3 * SPLITS * self._blocks * self._block * MOST_RANK
+        places = 3 * PARTS * triton.cdiv(rows, MOST_IN_BLOCK) * MOST_IN_BLOCK * MOST_RANK
         self._partial = torch.zeros(places, dtype=torch.float32, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)  # each zero again after a launch
         self._launches = 0
-        self.maxima = self.sums = None  # of the last logits, (T, tiles)
 
     def begin(self) -> None:
         self._flags.zero_()
@@ -294,32 +344,38 @@ class TritonLinear:
         return [linear.a for linear in linears], [linear.b for linear in linears], ranks.pop(), scales.pop(), flag
 
     def project(self, x, norm, linears, residual=None):
-        out = residual  # added to in place
-        if residual is None:
-            out = x.new_empty((self._rows, sum(linear.weight.shape[0] for linear in linears)))
-        return self._project(normalise(x, norm), linears, residual, out, False)
-
-    def logits(self, x, norm, head):
-        tiles = triton.cdiv(head.weight.shape[0], TILE)
-        if self.maxima is None:
-            self.maxima, self.sums = (x.new_empty((self._rows, tiles), dtype=torch.float32) for _ in range(2))
-        out = x.new_empty((self._rows, head.weight.shape[0]))
-        return self._project(normalise(x, norm), (head,), None, out, True)
-
-    def _project(self, x, linears, residual, out, head):
+        x = normalise(x, norm)
+        if residual is not None:
+            return self._add(x, linears[0], residual)
         a, b, rank, scale, flag = self._adapted(linears)
         inputs, outputs = x.shape[1], [linear.weight.shape[0] for linear in linears]
-        bn, bk, warps, stages = shape("head" if head else "plain", sum(outputs), inputs, self._block, x.dtype)
-        helpers = len(linears) * SPLITS if rank else 0
+        out = x.new_empty((self._rows, sum(outputs)))
+        bm, bn, bk, warps, stages = shape("plain", sum(outputs), self._rows, inputs, x.dtype)
+        helpers = len(linears) * PARTS if rank else 0
         three = [(list(items) + [items[0]] * 2)[:3] for items in ([linear.weight for linear in linears], a, b)]
         sizes = (outputs + [0, 0])[:3]
-        _project[self._blocks, helpers + sum(triton.cdiv(size, bn) for size in outputs)](
-            x, *three[0], *three[1], *three[2], *sizes, inputs, rank, scale, out if residual is None else residual, out,
-            self.maxima if head else self._partial, self.sums if head else self._partial,
-            self._inverse_temperature, self._partial, flag, self._rows,
-            BM=self._block, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), SPLITS=SPLITS,
-            LORA=rank > 0, RESIDUAL=residual is not None, HEAD=head, EVEN=inputs % bk == 0,
-            num_warps=warps, num_stages=stages, **dependent(x.device),
+        _project[triton.cdiv(self._rows, bm), helpers + sum(triton.cdiv(size, bn) for size in outputs)](
+            x, *three[0], *three[1], *three[2], *sizes, inputs, rank, scale, out, self._partial, flag, self._rows,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), PARTS=PARTS, STEP=STEP,
+            LORA=rank > 0, EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
+        )  # fmt: skip
+        return out
+
+    def _add(self, x, linear, out):
+        """out, (T, N), plus the product; in place."""
+        (a,), (b,), rank, scale, flag = self._adapted((linear,))
+        outputs, inputs = linear.weight.shape
+        bm, bn, bk, warps, stages = shape("added", outputs, self._rows, inputs, x.dtype)
+        alone = self._rows > MOST_APART
+        apart = self._partial if alone else x.new_empty((PARTS, self._rows, outputs), dtype=torch.float32)
+        grid = triton.cdiv(self._rows, bm), (PARTS if rank else 0) + triton.cdiv(outputs, bn), 1 if alone else PARTS
+        if len(self._counters) < grid[0] * grid[1]:
+            self._counters = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
+        _add[grid](
+            x, linear.weight, a, b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
+            apart, self._counters,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, LORA=rank > 0, ALONE=alone,
+            EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
 
@@ -327,40 +383,17 @@ class TritonLinear:
         x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted((gate, up))
         outputs, inputs = gate.weight.shape
-        bn, bk, warps, stages = shape("pair", outputs, inputs, self._block, x.dtype)
+        bm, bn, bk, warps, stages = shape("pair", outputs, self._rows, inputs, x.dtype)
         out = x.new_empty((self._rows, outputs))
-        _gate[self._blocks, (2 * SPLITS if rank else 0) + triton.cdiv(outputs, bn)](
+        _gate[triton.cdiv(self._rows, bm), (2 * PARTS if rank else 0) + triton.cdiv(outputs, bn)](
             x, gate.weight, up.weight, *a, *b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
-            BM=self._block, BN=bn, BK=bk, R=power(rank, 16), SPLITS=SPLITS, LORA=rank > 0, EVEN=inputs % bk == 0,
-            num_warps=warps, num_stages=stages, **dependent(x.device),
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, LORA=rank > 0,
+            EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
 
-
-class DenseProducts(TorchLinear):
-    """PyTorch's own products, for float32: cuBLAS multiplies 32 rows several times faster than Triton without TF32.
-
-    Beside the logits stands what the sampler reads of each tile, as the head kernel of :class:`TritonLinear`
-    writes it.
-    """
-
-    def __init__(self, temperature: float):
-        self._temperature = temperature
-        self.maxima = self.sums = None  # of the last logits, (T, tiles)
-
-    def project(self, x, norm, linears, residual=None):
-        return super().project(normalise(x, norm), None, linears, residual)
-
-    def gate(self, x, norm, gate, up):
-        x = normalise(x, norm)
-        return functional.silu(gate(x)) * up(x)
-
     def logits(self, x, norm, head):
-        logits = head(normalise(x, norm))
-        tiles = functional.pad(logits, (0, -logits.shape[1] % TILE), value=-torch.inf).view(len(logits), -1, TILE)
-        self.maxima = tiles.amax(-1)
-        self.sums = ((tiles - self.maxima.unsqueeze(-1)) / self._temperature).exp().sum(-1)
-        return logits
+        return self.project(x, norm, (head,))
 
 
 def normalise(x, norm: Norm | None):
@@ -375,21 +408,34 @@ def normalise(x, norm: Norm | None):
     return out
 
 
-def shape(kind: str, outputs: int, inputs: int, block: int, dtype) -> tuple[int, int, int, int]:
-    """(columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
+def shape(kind: str, outputs: int, rows: int, inputs: int, dtype) -> tuple[int, int, int, int, int]:
+    """(rows and columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
 
-    ``kind``: "plain", "pair" (gate and up together) or "head", whose tile is fixed.
+    ``kind``: "plain", "added" (to the residual, in parts) or "pair" (gate and up together).
     """
-    if inputs % 128 or dtype == torch.float32:  # in float32 the tests alone multiply so (DenseProducts)
-        return (TILE if kind == "head" else 16), 32, 4, 2
-    if kind == "head":
-        return TILE, 128, 4, 4
-    if block > 64:
-        return (64, 64, 8, 3) if kind == "pair" else (64, 64, 4, 4)
+    few, wide = power(min(rows, MOST_IN_BLOCK), FEWEST_IN_BLOCK), outputs >= 8192
+    if dtype == torch.float32 or inputs % STEP:
+        if rows > 256:
+            return 128, 64, WIDE, 8, 2
+        if few >= 64:
+            return (64, 32, WIDE, 4, 2) if kind == "pair" else (64, 32, WIDE, 4, 3)
+        return few, 16, WIDE, 2, 3 if kind == "pair" else 4
+    if rows > 128:
+        if kind == "pair":
+            return (128, 128, 64, 8, 3) if rows > 256 else (128, 64, 64, 4, 3)
+        return (128, 128, 64, 8, 4) if rows > 256 or kind == "plain" else (64, 64, 128, 4, 3)
+    if few == 128:
+        if kind == "plain" and outputs >= 65_536:
+            return 128, 128, 64, 8, 3
+        return {"plain": (64, 64, 128, 4, 3), "added": (64, 32, 128, 4, 4), "pair": (64, 64, 64, 4, 4)}[kind]
+    if few == 64:
+        if kind == "pair":
+            return (64, 64, 64, 4, 4) if wide else (64, 32, 128, 4, 3)
+        return (64, 64, 64, 4, 4) if outputs >= 65_536 else (64, 32, 128, 4, 4)
     if kind == "pair":
-        return (16, 128, 2, 10) if outputs <= 4096 and block == 16 else (32, 128, 2, 4)
-    if outputs >= 4096 and outputs > inputs:
-        return 16, 128, 2, 6
-    if block == 16 and outputs > 2048 and inputs % 512 == 0:
-        return 16, 512, 2, 3
-    return (16, 256, 2, 4) if inputs % 256 == 0 else (16, 128, 2, 6)
+        if few == 16:
+            return (16, 32, 128, 4, 4) if outputs > 4096 else (16, 16, 128, 2, 10)
+        return (32, 64, 64, 4, 4) if wide else (32, 32, 128, 2, 4)
+    if kind == "plain" and outputs >= 65_536:
+        return few, 32, 128, 2, 4
+    return (32, 16, 256, 2, 4) if kind == "plain" and few == 32 and inputs % 256 == 0 else (few, 16, 128, 2, 6)
