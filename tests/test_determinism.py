@@ -55,7 +55,7 @@ class Settled(Exception):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     "work",
-    [lambda stage: evaluation.evaluate_checkpoint(stage, "checkpoint"), grpo.train, merge.merge, retention.measure],
+    [lambda stage: evaluation.evaluate_starting(stage, "checkpoint"), grpo.train, merge.merge, retention.measure],
     ids=["evaluation", "grpo", "merge", "retention"],
 )
 def test_every_stage_that_runs_a_model_tells_torch_first(work, deterministic, monkeypatch):
