@@ -32,7 +32,7 @@ from trl import GRPOConfig
 from recipe import evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
-from recipe.files import digest, follow_umask, tree_digests, write_json, write_lines
+from recipe.files import digest, follow_umask, tree_digests, write_bytes, write_json, write_lines
 from recipe.policy import checkpoint
 from recipe.records import parse, read
 from recipe.rollout import agent_chat
@@ -211,16 +211,28 @@ class Validation(TrainerCallback):
     def __init__(self, stage: Stage, chat):
         self._stage, self._chat = stage, chat
 
+    def on_train_begin(self, args, state, control, model, **_):
+        if state.global_step == 0 and self._stage.plan.frozen.trial is not None:
+            self._measure(0, model)
+
     def on_step_end(self, args, state, control, model, **_):
-        if state.global_step % self._stage.plan.config.grpo.validation_every:
+        if state.global_step % self._stage.plan.config.grpo.validation_every == 0:
+            self._measure(state.global_step, model)
+
+    def _measure(self, step: int, model) -> None:
+        path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(step)
+        known = processes.main_rank(self._stage.baseline) if step == 0 else None
+        if known is not None:
+            if processes.is_main():
+                write_bytes(path, known)
+                self._stage.report("validation", step, evidence.aggregate(evidence.read_rollouts(path, "the baseline")))
             return
         model.eval()
         records = [record for part in processes.gather(lambda: self._share(model)) for record in part]
         model.train()
         if processes.is_main():
-            path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(state.global_step)
             write_lines(path, map(asdict, records))
-            self._stage.report("validation", state.global_step, evidence.aggregate(records))
+            self._stage.report("validation", step, evidence.aggregate(records))
 
     def _share(self, model) -> list[Evaluated]:
         """The records that fall to this process; none where there are more processes than tasks."""
