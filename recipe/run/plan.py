@@ -327,9 +327,14 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
                 raise Refused(
                     f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
                 )
-            _unchanged(what, Path(tree.path), tree.files, tree_digests(real(tree.path), linked))
+            check_tree(what, tree, linked)
         check_retention(plan)
     return plan
+
+
+def check_tree(what: str, tree: Tree, linked: bool) -> None:
+    """That a folder is as it was frozen; ``linked`` as in :func:`recipe.files.files_below`. Raises :class:`Refused`."""
+    _unchanged(what, Path(tree.path), tree.files, tree_digests(real(Path(tree.path)), linked))
 
 
 def check_retention(plan: Plan) -> None:
