@@ -184,7 +184,7 @@ def fake_plan(run: Path, nonce: str = "b" * 16) -> Plan:
     run.mkdir()
     write_json(run / PLAN, {"plan_id": "a" * 64, "nonce": nonce})
     tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
-    frozen = Frozen(3, "a" * 64, nonce, True, {}, {}, tree, tree, "t", {}, {}, {}, repository)
+    frozen = Frozen(3, "a" * 64, nonce, True, {}, {}, tree, tree, "t", {}, {}, {}, repository, None, None)
     return Plan(frozen, {}, run)
 
 

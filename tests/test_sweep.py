@@ -6,6 +6,7 @@ Training is played by a function that writes measurements; a real one, on a mast
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -140,14 +141,18 @@ def guarded_family(monkeypatch):
 def swept(practice, tmp_path) -> frozen.Sweep:
     """A frozen grid of four trials."""
     overrides = settings(practice, grpo={"steps": 4, "validation_every": 2})
-    return frozen.freeze(practice / "checkpoint", practice / "retention-baseline", overrides, GRID, "space.yaml", tmp_path / "sweep")
+    return frozen.freeze(
+        practice / "checkpoint", practice / "retention-baseline", overrides, GRID, "space.yaml", tmp_path / "sweep"
+    )
 
 
 def measured(plan, solved: int) -> list[Evaluated]:
     """Development rollouts of which the first ``solved`` tasks succeed."""
     samples = plan.config.evaluation.samples_per_task
     return [
-        Evaluated(task.task_id, [1], [1], [1], [[1]], [], [], {"strict_success": number < solved, "tokens": 1}, 0.0, sample)
+        Evaluated(
+            task.task_id, [1], [1], [1], [[1]], [], [], {"strict_success": number < solved, "tokens": 1}, 0.0, sample
+        )
         for number, task in enumerate(plan.splits["development"])
         for sample in range(samples)
     ]
@@ -162,8 +167,12 @@ def play(solved, steps: int | None = None, kl: float = 0.01, failure: str | None
         known = stage.baseline()
         for step in range(0, (steps or plan.config.grpo.steps) + 1):
             if step:
-                record = Trained("train-000", [1], [1], [1], [[1]], [], [], {"strict_success": True, "tokens": 5}, 1.0, 0.0)
-                write_json(folder / "steps" / step_name(step), asdict(Step(step, [record], {"grad_norm": 1.0, "kl": kl})))
+                record = Trained(
+                    "train-000", [1], [1], [1], [[1]], [], [], {"strict_success": True, "tokens": 5}, 1.0, 0.0
+                )
+                write_json(
+                    folder / "steps" / step_name(step), asdict(Step(step, [record], {"grad_norm": 1.0, "kl": kl}))
+                )
             if step % 2 == 0:
                 records = measured(plan, solved(plan) if step else 1)
                 path = folder / "validation" / validation_name(step)
@@ -212,12 +221,20 @@ def test_no_code_path_of_a_sweep_draws_or_keeps_the_test_split(guarded_family, s
             assert read_json(path, "the tasks").keys() == {"train", "development"}
     plan = plans.load_run(swept.run("trial-1"))
     assert plan.splits.keys() == {"train", "development"} and plan.kind == "practice"
-    assert replace(plan.frozen, practice=False).trial and replace(plan, frozen=replace(plan.frozen, practice=False)).kind == "trial"
+    assert (
+        replace(plan.frozen, practice=False).trial
+        and replace(plan, frozen=replace(plan.frozen, practice=False)).kind == "trial"
+    )
 
 
 def test_the_draw_is_guarded_at_all(guarded_family, practice, tmp_path):
     with pytest.raises(AssertionError, match="the test split was drawn"):
-        plans.prepare(practice / "checkpoint", practice / "retention-baseline", plans.complete(settings(practice)), tmp_path / "run")
+        plans.prepare(
+            practice / "checkpoint",
+            practice / "retention-baseline",
+            plans.complete(settings(practice)),
+            tmp_path / "run",
+        )
 
 
 def test_splits_do_not_depend_on_whether_the_test_split_is_drawn(swept):
@@ -238,7 +255,9 @@ def test_no_stage_takes_a_trial_s_plan(swept, stage, monkeypatch, capsys):
 def test_a_trial_with_a_test_split_is_no_plan(swept):
     plan = plans.freeze(swept.plan(POINTS[0], "here"), swept.run("trial-1"))
     tasks = read_json(plan.run / TASKS, "the tasks")
-    write_json(plan.run / TASKS, {**tasks, "test": [task.record() for task in plans._generated(plan.config, None)["test"]]})
+    write_json(
+        plan.run / TASKS, {**tasks, "test": [task.record() for task in plans._generated(plan.config, None)["test"]]}
+    )
     with pytest.raises(Refused, match="tasks.json was altered"):
         plans.load_run(plan.run)
 
@@ -257,7 +276,10 @@ def test_preflight_and_baseline_are_done_once_and_shared_by_digest(swept, monkey
 
     played(swept, counted)
     assert checks == ["preflight"] and measurements == [True, False, False, False]
-    firsts = {(swept.run(f"trial-{number}") / "grpo" / "validation" / "step-0000.jsonl").read_bytes() for number in range(1, 5)}
+    firsts = {
+        (swept.run(f"trial-{number}") / "grpo" / "validation" / "step-0000.jsonl").read_bytes()
+        for number in range(1, 5)
+    }
     assert len(firsts) == 1
     (shared,) = (swept.folder / "shared").glob("development-*.jsonl")
     assert shared.read_bytes() in firsts
@@ -329,7 +351,10 @@ def test_a_grid_runs_here_one_process_after_another_and_goes_on_after_a_stop(swe
     stopped.append(False)
     assert sweep.local(swept, print) == 0
     said = capsys.readouterr().out
-    assert said.count(": done\n") == 2 and "chosen among 4 trials on development: learning_rate=0.001 (mean 0.750 over 2 seeds)" in said
+    assert (
+        said.count(": done\n") == 2
+        and "chosen among 4 trials on development: learning_rate=0.001 (mean 0.750 over 2 seeds)" in said
+    )
     assert table.load(swept)[0].over
 
 
@@ -422,7 +447,9 @@ def test_the_stopped_count_and_the_failed_bar():
     assert {one.trials[0]: one.mean for one in found.configurations} == {"a": 0.5, "c": 0.5}
     assert choice.choose([stopped]).configurations[0].barred == "none of its trials reached its last step"
     failed = [tried("a", 0.3, HALF, 1), tried("b", 0.3, HALF, 2, failed=True)]
-    assert choice.choose(failed).chosen is None and choice.choose([*failed, tried("c", 0.1, NONE)]).chosen == {"grpo.learning_rate": 0.1}
+    assert choice.choose(failed).chosen is None and choice.choose([*failed, tried("c", 0.1, NONE)]).chosen == {
+        "grpo.learning_rate": 0.1
+    }
     assert choice.choose([tried("a", 0.3, [])]).configurations[0].barred == "a was never measured"
 
 
@@ -441,7 +468,11 @@ class Session:
         if not self.lengths and not self.completed:
             raise NotFoundException("no such path")
         length = self.lengths[0] if self.lengths else 0
-        return type("Answer", (), {"json": lambda _: {"completed": not self.lengths, "op": {"validateAfter": {"length": str(length)}}}})()
+        return type(
+            "Answer",
+            (),
+            {"json": lambda _: {"completed": not self.lengths, "op": {"validateAfter": {"length": str(length)}}}},
+        )()
 
     def post(self, path, json=None):
         if path.endswith("ack_preemption"):
@@ -471,6 +502,13 @@ def test_without_a_next_length_the_trial_leaves(monkeypatch):
     search = cluster._Search(session, 7)
     search.measured(4, 0.2, False)
     assert search.over and session.acked
+
+
+def test_progress_after_the_last_length_is_no_crash():
+    asked = []
+    searcher = SimpleNamespace(operations=lambda *mode, auto_ack: asked.append(auto_ack) or iter(()))
+    cluster._progress(SimpleNamespace(train=object(), searcher=searcher))(0.5)
+    assert asked == [False]  # the trial itself says when it leaves
 
 
 def test_a_master_without_lengths_is_left_to_its_preemption():
@@ -504,6 +542,17 @@ def test_another_input_than_the_frozen_one_is_named(swept, practice, tmp_path, m
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(swept.frozen.config))
     inputs = ["--model", str(practice / "checkpoint"), "--retention-baseline", str(practice / "retention-baseline")]
-    argv = ["driver", "sweep", "--local", *inputs, "--config", str(config), "--space", str(path), "--output", str(swept.folder)]
+    argv = [
+        "driver",
+        "sweep",
+        "--local",
+        *inputs,
+        "--config",
+        str(config),
+        "--space",
+        str(path),
+        "--output",
+        str(swept.folder),
+    ]
     monkeypatch.setattr("sys.argv", argv)
     assert main() == 2 and "was frozen with another --space" in capsys.readouterr().err

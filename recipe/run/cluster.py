@@ -209,8 +209,10 @@ def _reporter(session) -> Callable[[float], None]:
 
     if hasattr(session.train, "report_progress"):
         return session.train.report_progress
-    # Taken, not completed: completing it would have the trial stopped.
-    operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
+    # Taken, not completed: completing it would have the trial stopped. A sweep's trial may have completed its last one.
+    operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly, auto_ack=False), None)
+    if operation is None:
+        return _silent
     return lambda share: operation.report_progress(share * operation.length)
 
 

@@ -93,7 +93,13 @@ class Sweep:
 
 
 def freeze(
-    model: Path, recorded: Path, config: dict, space_document: dict, where: str, output: Path, checkout: Path = plans.ROOT
+    model: Path,
+    recorded: Path,
+    config: dict,
+    space_document: dict,
+    where: str,
+    output: Path,
+    checkout: Path = plans.ROOT,
 ) -> Sweep:
     """Freeze a sweep into the new folder ``output``.
 
@@ -143,7 +149,9 @@ def load(folder: Path) -> Sweep:
     shared = resolve(space.merged(frozen.config, space.nested(frozen.space.constants)))
     wanted = plans.of_trial(frozen.base, shared, Trial(frozen.sweep_id, {}))
     again = space.of(document, frozen.config, str(path))
-    if again != frozen.space or canonical(asdict(replace(wanted, nonce=frozen.base.nonce))) != canonical(asdict(frozen.base)):
+    if again != frozen.space or canonical(asdict(replace(wanted, nonce=frozen.base.nonce))) != canonical(
+        asdict(frozen.base)
+    ):
         raise Refused(f"{path} is not what its configuration and space give; freeze a new sweep")
     return Sweep(frozen, folder)
 

@@ -169,7 +169,9 @@ def _searcher(given: dict, where: str) -> dict:
             continue
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise Refused(f"{where}: searcher.{key} is none of {name}'s" + (f"; did you mean {near[0]}?" if near else ""))
+            raise Refused(
+                f"{where}: searcher.{key} is none of {name}'s" + (f"; did you mean {near[0]}?" if near else "")
+            )
         found[key] = parse(known[key], value, where, f"searcher.{key}")
     if "max_trials" in known and not 0 < found.get("max_trials", 0) <= MOST:
         raise Refused(f"{where}: searcher.max_trials must be given for {name}, from 1 to {MOST}")

@@ -117,7 +117,16 @@ def gather(sweep: Sweep, known: Sequence[Known], conductor: Conductor | None) ->
     settings = sweep.frozen.base.config
     rows = [_row(sweep, one) for one in known]
     tried = [
-        Tried(row.name, row.hyperparameters, row.rates, row.step, row.steps, row.state == FAILED, row.kl, row.learning_rate)
+        Tried(
+            row.name,
+            row.hyperparameters,
+            row.rates,
+            row.step,
+            row.steps,
+            row.state == FAILED,
+            row.kl,
+            row.learning_rate,
+        )
         for row in rows
     ]
     return Table(
@@ -146,7 +155,9 @@ def load(sweep: Sweep) -> tuple[Table, str]:
         Refused: it is missing, or not what the trials' evidence gives; names what differs.
     """
     path = sweep.folder / NAME
-    table = read(Table, path, "the sweep's record (it is written when all trials have ended)", (LAYOUT, "run the sweep again"))
+    table = read(
+        Table, path, "the sweep's record (it is written when all trials have ended)", (LAYOUT, "run the sweep again")
+    )
     known = [Known(row.name, row.hyperparameters, row.told) for row in table.trials]
     found, wanted = asdict(table), asdict(gather(sweep, known, table.conductor))
     for row, derived in zip(found["trials"], wanted["trials"], strict=True):
@@ -253,6 +264,8 @@ def names(sweep: Sweep) -> list[str]:
 
 def label(hyperparameters: dict[str, Any]) -> str:
     """Settings in one line, for people."""
-    shown = (f"{key.removeprefix('grpo.')}={value:g}" if isinstance(value, float) else f"{key.removeprefix('grpo.')}={value}"
-             for key, value in hyperparameters.items())  # fmt: skip
-    return " ".join(shown)
+    shown = (
+        f"{key.removeprefix('grpo.')}={value:g}" if isinstance(value, float) else f"{key.removeprefix('grpo.')}={value}"
+        for key, value in hyperparameters.items()
+    )
+    return " ".join(shown) or "the shared settings"

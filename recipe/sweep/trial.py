@@ -52,7 +52,13 @@ def main(description: str, train: Train) -> int:
         with cluster.context(pausable=True) as runtime:
             sweep, name, hyperparameters = _asked(given.sweep, given.trial, runtime)
             found = run(sweep, name, hyperparameters, runtime, train)
-        state = "paused; start it again to go on" if found is None else f"failed: {found.failure}" if found.failure else "done"
+        state = (
+            "paused; start it again to go on"
+            if found is None
+            else f"failed: {found.failure}"
+            if found.failure
+            else "done"
+        )
         print(f"{name}: {state}")
         return 0
 
@@ -76,7 +82,9 @@ def _asked(folder: Path | None, number: int | None, runtime: Runtime) -> tuple[S
         given.pop(space.FOLDER, None)
         return sweep, f"trial-{runtime.owner.trial}", {space.SHORT.get(key, key): value for key, value in given.items()}
     if sweep.space.searcher["name"] != "grid":
-        raise Refused(f"{sweep.folder} searches by {sweep.space.searcher['name']}, which a master conducts; here only a grid runs")
+        raise Refused(
+            f"{sweep.folder} searches by {sweep.space.searcher['name']}, which a master conducts; here only a grid runs"
+        )
     points = sweep.space.grid()
     if number is None or not 1 <= number <= len(points):
         raise Refused(f"--trial must be 1 to {len(points)}, a point of the grid")
@@ -118,7 +126,9 @@ def _reporting(plan: Plan, runtime: Runtime, baseline: "_Baseline") -> Callable[
             return
         if step == 0:
             baseline.share()
-        elif step < plan.config.grpo.steps:  # the last is told when the result is on disk: the master may end the trial then
+        elif (
+            step < plan.config.grpo.steps
+        ):  # the last is told when the result is on disk: the master may end the trial then
             runtime.measured(step, float(metrics[METRIC]), False)
 
     return report
@@ -135,7 +145,11 @@ def _preflight(plan: Plan, runtime: Runtime, shared: Path) -> None:
     """Check the worker, once for one checkpoint."""
     from recipe import preflight
 
-    rests_on = {"checkpoint": plan.frozen.checkpoint.digest, "sources": plan.frozen.sources, "precision": plan.config.precision}
+    rests_on = {
+        "checkpoint": plan.frozen.checkpoint.digest,
+        "sources": plan.frozen.sources,
+        "precision": plan.config.precision,
+    }
     path = shared / f"preflight-{digest(rests_on)[:16]}.json"
     if path.exists():
         read(dict, path, "the sweep's preflight")

@@ -99,7 +99,9 @@ class Conducted:
         self._say, self._progress, self._sleep, self._now = say, progress, sleep, now
         self._state = load_state(sweep.folder) or State(sweep.id, master.cluster)
         if self._state.cluster.id != master.cluster.id:
-            raise Refused(f"this sweep was started on {self._state.cluster.address}, not {master.cluster.address}; set DET_MASTER")
+            raise Refused(
+                f"this sweep was started on {self._state.cluster.address}, not {master.cluster.address}; set DET_MASTER"
+            )
         if self._state.plan_id != sweep.id:
             raise Refused(f"{sweep.folder / STATE} is of another sweep; choose a new folder")
 
@@ -172,7 +174,9 @@ class Conducted:
             self._tell(trials, told)
             running = [one for one in trials if one.state not in ENDED]
             at = ", ".join(f"{name_of(one)} step {one.steps}" for one in running[:SHOWN])
-            self._progress(f"sweep: {state}, {len(trials) - len(running)} trials have ended" + (f", {at}" if at else ""))
+            self._progress(
+                f"sweep: {state}, {len(trials) - len(running)} trials have ended" + (f", {at}" if at else "")
+            )
             self._sleep(pause)
             pause = min(pause * 1.3, 10.0)
         if state != "DELETED":
@@ -267,7 +271,9 @@ def finish(sweep: Sweep, found: Table, say: Callable[[str], None]) -> None:
     say(f"record: {sweep.folder / table.NAME}")
     say(f"page: {sweep.folder / PAGE}")
     if found.choice.chosen is not None:
-        say(f"freeze the full run with: python -m tools.driver sweep promote --sweep {shlex.quote(str(sweep.folder))} --output RUN")
+        say(
+            f"freeze the full run with: python -m tools.driver sweep promote --sweep {shlex.quote(str(sweep.folder))} --output RUN"
+        )
 
 
 def lines(found: Table) -> list[str]:
@@ -329,7 +335,9 @@ def status(sweep: Sweep, connect: Callable[[str], Master]) -> list[str]:
     told = [head, f"experiment {attempt.experiment}: {master.state(attempt.experiment).lower()}, {len(trials)} trials"]
     for one in trials:
         value = f"{one.metrics[METRIC]:.3f}" if METRIC in one.metrics else ""
-        told.append(f"  {name_of(one):<12} {one.state.lower():<14} step {one.steps:>5} {value:>7}  {table.label(given(one))}")
+        told.append(
+            f"  {name_of(one):<12} {one.state.lower():<14} step {one.steps:>5} {value:>7}  {table.label(given(one))}"
+        )
     return told
 
 

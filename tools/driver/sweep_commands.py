@@ -49,7 +49,9 @@ def add(commands) -> argparse.ArgumentParser:
     search.add_argument("--config", type=Path, help="YAML with overrides that all trials share")
     search.add_argument("--local", action="store_true", help="a grid on this machine, one process a trial")
     search.add_argument("--resume", action="store_true", help="submit another experiment for one that failed")
-    search.add_argument("--dry-run", action="store_true", help="print the configuration for both versions, submit nothing")
+    search.add_argument(
+        "--dry-run", action="store_true", help="print the configuration for both versions, submit nothing"
+    )
     more = search.add_subparsers(dest="action", metavar="{status,promote}")
     shown = more.add_parser("status", help="a table of the trials")
     promoted = more.add_parser("promote", help="freeze the full run's plan from the winner")
@@ -72,7 +74,10 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     try:
         return guarded(lambda: search(given))
     except KeyboardInterrupt:
-        print(f"stopped; {'' if given.local else 'the experiment goes on by itself, and '}the same command goes on", file=sys.stderr)
+        print(
+            f"stopped; {'' if given.local else 'the experiment goes on by itself, and '}the same command goes on",
+            file=sys.stderr,
+        )
         return 128 + signal.SIGINT
 
 
@@ -128,7 +133,9 @@ def _dry_run(given: argparse.Namespace, document: dict) -> int:
     if tried.searcher["name"] == "grid":
         print(f"# {len(tried.grid())} trials")
     for version in ("0.35.0", "0.38.1"):
-        wanted = sweep.configuration(real(given.output), tried, overrides, _rest(document), version, "sweep:not-yet-frozen", "not frozen yet")
+        wanted = sweep.configuration(
+            real(given.output), tried, overrides, _rest(document), version, "sweep:not-yet-frozen", "not frozen yet"
+        )
         print(f"--- # for a {version} master\n{yaml.safe_dump(wanted, sort_keys=False)}", end="")
     return 0
 

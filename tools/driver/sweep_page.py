@@ -31,7 +31,7 @@ def html(found: Table, lines: Sequence[str]) -> bytes:
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
             f"style-src 'sha256-{source}'; base-uri 'none'; form-action 'none'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
@@ -43,7 +43,11 @@ def html(found: Table, lines: Sequence[str]) -> bytes:
 
 
 def _head(found: Table, title: str, lines: Sequence[str]) -> list[str]:
-    warning = ["<p class=warn>A practice checkpoint: these numbers say nothing about a real model.</p>"] if found.practice else []
+    warning = (
+        ["<p class=warn>A practice checkpoint: these numbers say nothing about a real model.</p>"]
+        if found.practice
+        else []
+    )
     stopped = sum(row.state == table.STOPPED for row in found.trials)
     return [
         *warning,
@@ -80,9 +84,15 @@ def _picture(found: Table) -> list[str]:
         kind = "seed" if row.state == COMPLETE else "cut"
         last = row.development[-1]
         tip = f"{row.name}: {table.label(row.hyperparameters)}, {row.state}, {last.success:.3f} at step {last.step}"
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{_y(last.success):.1f}" r="5"><title>{escape(tip)}</title></circle>')
+        parts.append(
+            f'<circle class="{kind}" cx="{x:.1f}" cy="{_y(last.success):.1f}" r="5"><title>{escape(tip)}</title></circle>'
+        )
     shown = [one for one in found.choice.configurations if one.mean is not None and key in one.hyperparameters]
-    parts += [mark for one in shown for mark in _mean(one, place(one.hyperparameters[key]), one.hyperparameters == found.choice.chosen)]
+    parts += [
+        mark
+        for one in shown
+        for mark in _mean(one, place(one.hyperparameters[key]), one.hyperparameters == found.choice.chosen)
+    ]
     caption = (
         "Points: trials (hollow: stopped early or failed, at their last measurement). Bars: mean over seeds with its 95 % "
         "interval over items and seeds; the chosen one in colour. Dashed: the starting checkpoint."
@@ -140,7 +150,9 @@ def _mean(one: Configuration, x: float, won: bool) -> list[str]:
     kind = " won" if won else ""
     low, middle, high = (_y(value) for value in (one.low, one.mean, one.high))
     tip = f"{table.label(one.hyperparameters)}: {one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
-    ends = "".join(f'<line class="bar{kind}" x1="{x - 5:.1f}" x2="{x + 5:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>' for y in (low, high))
+    ends = "".join(
+        f'<line class="bar{kind}" x1="{x - 5:.1f}" x2="{x + 5:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>' for y in (low, high)
+    )
     line = f'<line class="bar{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
     dot = f'<rect class="dot{kind}" x="{x - 4:.1f}" y="{middle - 4:.1f}" width="8" height="8"/>'
     return [f"<g><title>{escape(tip)}</title>{line}{ends}{dot}</g>"]
@@ -155,7 +167,10 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence
     body = "".join(
         f'<tr class="{kind}">{"".join(f"<td>{escape(cell)}</td>" for cell in values)}</tr>' for kind, values in rows
     )
-    return [f"<div class=scroll><table><caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>"]
+    return [
+        f"<p class=soft>{escape(caption)}</p>",
+        f"<div class=scroll><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>",
+    ]
 
 
 def _number(value: float | None, form: str = ".3f") -> str:
@@ -168,11 +183,25 @@ def _configurations(found: Table) -> list[str]:
         interval = "–" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
         spread = [_number(value) for value in (one.between_seeds, one.between_items, one.rest)]
         near = "" if one.behind is None or one.barred else f"{one.behind:.3f} (±{one.error:.3f})"
-        values = [table.label(one.hyperparameters) or "(all alike)", str(len(one.trials)), _number(one.mean), interval]
+        values = [table.label(one.hyperparameters), str(len(one.trials)), _number(one.mean), interval]
         rows.append(
-            ("won" if one.hyperparameters == found.choice.chosen else "", [*values, *spread, near, f"{one.change:.3g}", one.barred or ""])
+            (
+                "won" if one.hyperparameters == found.choice.chosen else "",
+                [*values, *spread, near, f"{one.change:.3g}", one.barred or ""],
+            )
         )
-    head = ("settings", "seeds", "mean", "95 %", "between seeds", "between items", "rest", "behind best (± s.e.)", "change", "not eligible")
+    head = (
+        "settings",
+        "seeds",
+        "mean",
+        "95 %",
+        "between seeds",
+        "between items",
+        "rest",
+        "behind best (± s.e.)",
+        "change",
+        "not eligible",
+    )
     caption = (
         "By mean success. Spreads are standard deviations: between seeds only where there are several. Change: "
         f"{found.choice.change}."
@@ -189,8 +218,33 @@ def _trials(found: Table) -> list[str]:
         measured = str(row.development[-1].step) if row.development else "–"
         costs = (f"{row.seconds:.0f} s", f"{row.rollouts:,}", f"{row.tokens:,}")
         kind = "" if row.state == COMPLETE else "stopped"
-        rows.append((kind, [row.name, table.label(row.hyperparameters), course, measured, f"{row.step} of {row.steps}", state, _number(row.kl, ".3g"), *costs]))
-    head = ("trial", "settings", "development, from step 0", "measured at", "trained", "state", "KL", "time", "rollouts", "tokens")
+        rows.append(
+            (
+                kind,
+                [
+                    row.name,
+                    table.label(row.hyperparameters),
+                    course,
+                    measured,
+                    f"{row.step} of {row.steps}",
+                    state,
+                    _number(row.kl, ".3g"),
+                    *costs,
+                ],
+            )
+        )
+    head = (
+        "trial",
+        "settings",
+        "development, from step 0",
+        "measured at",
+        "trained",
+        "state",
+        "KL",
+        "time",
+        "rollouts",
+        "tokens",
+    )
     total = sum(row.seconds for row in found.trials)
     caption = (
         f"Sorted by their last measurement on development. Time is a trial's own, all its runs, {total:.0f} s together; a "
