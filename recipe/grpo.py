@@ -35,7 +35,7 @@ from trl import GRPOConfig
 from recipe import determinism, evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
-from recipe.files import digest, follow_umask, tree_digests, write_json, write_lines
+from recipe.files import digest, follow_umask, tree_digests, write_bytes, write_json, write_lines
 from recipe.policy import checkpoint
 from recipe.records import parse, read
 from recipe.rollout import agent_chat
@@ -232,11 +232,17 @@ class Validation(TrainerCallback):
             self._validate(state.global_step, model)
 
     def _validate(self, step: int, model) -> None:
+        path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(step)
+        known = processes.main_rank(self._stage.baseline) if step == 0 else None
+        if known is not None:
+            if processes.is_main():
+                write_bytes(path, known)
+                self._stage.report("validation", step, evidence.aggregate(evidence.read_rollouts(path, "the baseline")))
+            return
         model.eval()
         records = [record for part in processes.gather(lambda: self._share(model)) for record in part]
         model.train()
         if processes.is_main():
-            path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(step)
             write_lines(path, map(asdict, records))
             self._stage.report("validation", step, evidence.aggregate(records))
 

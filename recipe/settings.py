@@ -66,12 +66,13 @@ def _checked(name: str, entry: Field, value):
 
 def differences(values: dict, default: dict) -> dict[str, object]:
     """Entries of nested ``values`` that differ from those of ``default``, by path: ``{"sampling.top_k": 5}``."""
-    default = _flat(default)
-    return {key: value for key, value in _flat(values).items() if value != default[key]}
+    default = flat(default)
+    return {key: value for key, value in flat(values).items() if value != default[key]}
 
 
-def _flat(values: dict, prefix: str = "") -> dict[str, object]:
-    flat = {}
+def flat(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested ``values`` by path."""
+    found = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

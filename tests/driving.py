@@ -185,7 +185,7 @@ def fake_plan(run: Path, nonce: str = "b" * 16) -> Plan:
     run.mkdir()
     write_json(run / PLAN, {"plan_id": "a" * 64, "nonce": nonce})
     tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
-    frozen = Frozen(4, "a" * 64, nonce, True, {}, {}, decided(2, 1, 10.0), tree, tree, "t", {}, {}, {}, repository)
+    frozen = Frozen(4, "a" * 64, nonce, True, {}, {}, decided(2, 1, 10.0), tree, tree, "t", {}, {}, {}, repository, None, None)
     return Plan(frozen, {}, run)
 
 

@@ -292,6 +292,49 @@ def test_the_chain_on_a_master_killed_paused_registered_and_verified(site, pract
     )
 
 
+def test_a_grid_on_a_master_killed_and_continued_chooses_among_its_trials(site, practice, tmp_path):
+    master, checkout, runs = site
+    folder, log = runs / "sweep", tmp_path / "driver.log"
+    runs.mkdir(parents=True)
+    inputs = shutil.copytree(practice, runs / "practice")  # where the containers see it
+    overrides = settings(practice, tasks={"train": 4, "development": 2}, grpo={"steps": 2, "validation_every": 2})
+    (runs / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    space = {
+        "hyperparameters": {"seed": {"type": "categorical", "vals": [1, 2]}},
+        "searcher": {"name": "grid", "max_concurrent_trials": 2},
+    }
+    (runs / "space.yaml").write_text(yaml.safe_dump(space))
+    command = [sys.executable, "-m", "tools.driver", "sweep", "--output", folder, "--space", runs / "space.yaml"]
+    command += ["--model", inputs / "checkpoint", "--retention-baseline", inputs / "retention-baseline"]
+
+    def started() -> subprocess.Popen:
+        with open(log, "a") as file:
+            return subprocess.Popen([*command, "--config", runs / "overrides.yaml"], cwd=checkout, stdout=file, stderr=file)
+
+    first = started()
+    until(lambda: (state := load_state(folder)) and state.attempts["sweep"][0].experiment, first, log)
+    first.kill()
+    first.wait()
+    second = started()
+    assert second.wait() == 0, log.read_text()[-3000:] + "".join(one.logs for one in master.trials.values() if master)
+    said = log.read_text()
+    assert "chosen among 2 trials on development" in said and said.count(": completed at step 2, development success") == 2
+    trials = sorted(path.name for path in (folder / "trials").iterdir())
+    assert len(trials) == 2 and len(list((folder / "shared").glob("development-*.jsonl"))) == 1
+    for name in trials:
+        measured = sorted(path.name for path in (folder / "trials" / name / "grpo" / "validation").iterdir())
+        assert measured == ["step-0000.jsonl", "step-0002.jsonl"]
+        assert json.loads((folder / "trials" / name / "tasks.json").read_text()).keys() == {"train", "development"}
+    status = driver("sweep", "status", "--sweep", folder, cwd=checkout)
+    assert status.stdout.count("completed") == 3, status.stdout + status.stderr
+    done = driver("sweep", "promote", "--sweep", folder, "--output", runs / "pilot", cwd=checkout)
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads((runs / "pilot" / "plan.json").read_text())["chosen"]
+    assert chosen["trials"] == 2 and chosen["hyperparameters"] == {}
+    if master is not None:
+        assert len(master.experiments) == 1 and {one.searched for one in master.trials.values()} != {None}
+
+
 @pytest.mark.skipif(not KILLS, reason="takes minutes: KILLS=20 kills drivers and nodes that often")
 def test_killed_at_random_moments_it_ends_with_the_digests_of_an_undisturbed_run(site, practice, run, tmp_path):
     master, checkout, runs = site

@@ -5,8 +5,9 @@ asked to by SIGTERM.
 
 A trial of several slots runs one process a slot (:func:`launch`), of which the main process alone talks to the master.
 
-The searcher's operations are never completed, as in the Core API's own tutorials: a trial is done when it exits with 0
-without having acknowledged a preemption. Harness 0.35 takes progress through the open one.
+A stage's searcher is ``single``, whose operation is never completed, as in the Core API's own tutorials: a trial is
+done when it exits with 0 without having acknowledged a preemption. Harness 0.35 takes progress through the open one.
+What the searcher of a sweep wants of its trials: :class:`_Search`.
 """
 
 import os
@@ -36,6 +37,7 @@ class Runtime:
     progress: Callable[[float], None] = lambda share: None  # of the stage's work, in [0, 1]
     note: Callable[[str], None] = lambda text: None  # Markdown, for the experiment's page
     owner: Owner | None = None  # the trial that this is
+    measured: Callable[[int, float, bool], None] = lambda step, metric, last: None  # for the searcher of a sweep
     keep_merged: bool = False  # whether the merged checkpoint is to be stored as well: a second copy of the weights
 
 
@@ -129,16 +131,56 @@ def _trial() -> Iterator[Runtime]:
                 shutil.copytree(folder, path, dirs_exist_ok=True)
 
         hyperparameters, owner = _facts()
+        search = _Search(session.train._session, owner.trial)
         yield Runtime(
             hyperparameters,
             report,
-            session.preempt.should_preempt,
+            lambda: search.over or session.preempt.should_preempt(),
             store,
             _progress(session),
             partial(_note, session, owner.experiment),
             owner,
+            search.measured,
             keep_merged=bool(hyperparameters.get("store")),
         )
+
+
+class _Search:
+    """What the searcher of a sweep wants to hear of a trial, and whether it wants any more of it.
+
+    A 0.35 master gives a trial one length after another, each of which is completed with the metric measured there;
+    without a next one the trial leaves, and is started again if the searcher comes back to it. Since 0.38 there are no
+    such lengths: the searcher reads metric and time off the reported validations, and stops a trial by preempting it.
+    Which of the two it is the master knows, whatever the harness; so it is asked there, by the path that harness 0.35
+    asks by itself.
+    """
+
+    def __init__(self, session, trial: int):
+        self._session, self._path = session, f"/api/v1/trials/{trial}/searcher"
+        self.over = False
+
+    def measured(self, step: int, metric: float, last: bool) -> None:
+        """Complete every length up to ``step``; after the ``last`` measurement whatever is asked for beyond it as well."""
+        while (length := self._length()) is not None and (last or length <= step):
+            body = {"op": {"length": length}, "searcherMetric": metric}
+            self._session.post(f"{self._path}/completed_operation", json=body)
+
+    def _length(self) -> int | None:
+        """The open length; None where there is none, now or at all."""
+        from determined.common.api.errors import NotFoundException
+
+        try:
+            answer = self._session.get(f"{self._path}/operation").json()
+        except NotFoundException:  # 0.38
+            return None
+        if not answer["completed"]:
+            return int(answer["op"]["validateAfter"]["length"])
+        if not self.over:
+            self.over = True
+            # Without it an exit would end the trial for good, although the searcher may come back to it.
+            allocation = os.environ["DET_ALLOCATION_ID"]
+            self._session.post(f"/api/v1/allocations/{allocation}/signals/ack_preemption")
+        return None
 
 
 def _progress(session) -> Callable[[float], None]:
@@ -167,8 +209,10 @@ def _reporter(session) -> Callable[[float], None]:
 
     if hasattr(session.train, "report_progress"):
         return session.train.report_progress
-    # Taken, not completed: completing it would have the trial stopped.
-    operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly))
+    # Taken, not completed: completing it would have the trial stopped. A sweep's trial may have completed its last one.
+    operation = next(session.searcher.operations(core.SearcherMode.ChiefOnly, auto_ack=False), None)
+    if operation is None:
+        return _silent
     return lambda share: operation.report_progress(share * operation.length)
 
 

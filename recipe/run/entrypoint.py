@@ -30,7 +30,7 @@ from recipe.run.alone import alone
 from recipe.run.claim import claim, release
 from recipe.run.cluster import Runtime
 from recipe.run.plan import load
-from recipe.run.result import Done
+from recipe.run.result import Done, Result
 from recipe.run.stage import Stage
 from recipe.stages import STAGES, Facts
 
@@ -75,7 +75,7 @@ class Flags(argparse.ArgumentParser):
         """Exit code of ``work``, whose findings are shown. An empty hyperparameter counts as not given."""
 
         def parse_and_work() -> None:
-            _slots(self.prog.rpartition(".")[2], shared=False)
+            one_slot(self.prog.rpartition(".")[2])
             with cluster.context(pausable=False) as runtime:
                 if runtime.owner:
                     self._how = "give it as --config hyperparameters.NAME=VALUE"
@@ -161,31 +161,57 @@ def _slots(name: str, shared: bool) -> int:
     return given
 
 
+def one_slot(name: str) -> None:
+    """Refuse several GPUs for what would leave all but one idle."""
+    _slots(name, shared=False)
+
+
 def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | None]) -> int:
     name = facts.name
-    with cluster.context(facts.resumable) as runtime, ExitStack() as held:
+    with cluster.context(facts.resumable) as runtime:
         plan_path = plan_path or runtime.hyperparameters.get("plan")
         if not plan_path:
             how = "--config hyperparameters.plan=/…/runs/NAME/plan.json" if runtime.owner else "--plan runs/NAME/plan.json"
             raise Refused(f"no plan given; pass {how} (made by experiments.prepare)")
         plan = processes.main_rank(lambda: load(Path(plan_path), check_sources=facts.decides))
-        _check_gpus(not plan.practice, facts.shards is not None)
-        if facts.shards and facts.shards(plan.config) % processes.size():
-            raise Refused(
-                f"{name} cannot divide {facts.shards(plan.config)} rollouts a step among {processes.size()} GPUs; ask "
-                "for a number that divides them"
-            )
+        if plan.frozen.trial is not None:
+            raise Refused(f"{plan.run} is a trial of a sweep, which has no test split and no stages; experiments.sweep runs it")
         stage = Stage(name, plan, runtime)
+        found = at_work(stage, run)
+        if found is None:
+            return _told(f"stage {name} paused; start it again to go on", 0)
+        if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
+            report(stage, found.metrics)
+        runtime.note(f"{result.heading(plan, name)}\n{found.describe()}")
+    if found.failure:
+        raise CheckFailed(f"stage {name}: {found.failure} (evidence kept in {stage.folder})")
+    return 0
 
-        def claimed() -> bool:
-            if runtime.owner is None:  # a trial is alone by the master's word
-                held.enter_context(alone(plan.run, name))
-            attempts.end(stage.folder, runtime.owner)  # of an earlier process that was killed just before
-            mine = claim(stage.folder, runtime.owner, facts.resumable)
-            if mine and not facts.resumable:
-                stage.began()
-            return mine
 
+def at_work(stage: Stage, run: Callable[[Stage], Done | None]) -> Result | None:
+    """Claim the stage's folder and bring it to its result, which may be that of an earlier process; None if paused.
+
+    Raises:
+        Refused: by the claim or by the stage; its folder is given up again, if nothing was written.
+    """
+    name, plan, owner, facts = stage.name, stage.plan, stage.runtime.owner, STAGES[stage.name]
+    _check_gpus(not plan.practice, facts.shards is not None)
+    if facts.shards and facts.shards(plan.config) % processes.size():
+        raise Refused(
+            f"{name} cannot divide {facts.shards(plan.config)} rollouts a step among {processes.size()} GPUs; ask "
+            "for a number that divides them"
+        )
+
+    def claimed() -> bool:
+        if owner is None:  # a trial is alone by the master's word
+            held.enter_context(alone(plan.run, name))
+        attempts.end(stage.folder, owner)  # of an earlier process that was killed just before
+        mine = claim(stage.folder, owner, facts.resumable)
+        if mine and not facts.resumable:
+            stage.began()
+        return mine
+
+    with ExitStack() as held:
         if processes.main_rank(claimed):
             start = time.time()
             try:
@@ -199,17 +225,11 @@ def _run(facts: Facts, plan_path: Path | None, run: Callable[[Stage], Done | Non
                     release(stage.folder)
                 raise
             if done is None:
-                return _told(f"stage {name} paused; start it again to go on", 0)
+                return None
             stage.seconds["total"] = time.time() - start
             processes.main_rank(lambda: result.write(plan, name, done, inputs, stage.seconds, start))
-            processes.main_rank(lambda: attempts.end(stage.folder, runtime.owner))
-        found = result.load(stage.folder)
-        if not facts.resumable:  # one that is has reported its steps: a curve; what came of it is no point of one
-            report(stage, found.metrics)
-        runtime.note(f"{result.heading(plan, name)}\n{found.describe()}")
-    if found.failure:
-        raise CheckFailed(f"stage {name}: {found.failure} (evidence kept in {stage.folder})")
-    return 0
+            processes.main_rank(lambda: attempts.end(stage.folder, owner))
+        return result.load(stage.folder)
 
 
 def _check_gpus(needed: bool, shared: bool) -> None:

@@ -3,7 +3,7 @@
 A run folder begins with two files::
 
     plan.json     configuration, digests of all inputs and sources, versions, commit; the plan id covers it all
-    tasks.json    the three splits, hidden facts included
+    tasks.json    the three splits, hidden facts included; a sweep's trial has no test split
 
 Every stage loads the plan through :func:`load`, which refuses a changed input and names the file.
 """
@@ -27,6 +27,7 @@ from recipe.records import Absolute, Commit, Form, Inside, Sha256, parse, read
 from recipe.run import repository
 from recipe.statistics import verdict
 from recipe.statistics.verdict import Decided
+from recipe.sweep.records import Chosen, Trial
 from recipe.task.family import Family, Task
 
 LAYOUT = 4
@@ -36,6 +37,7 @@ SOURCES = ("recipe", "experiments")  # those whose code can decide a number
 # What reads finished evidence, shows it, or makes practice checkpoints: changing it changes no number.
 READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
+TEST = "test"  # the split that a sweep does without
 MEASURED = "retention_baseline."  # begins the names of deviations that the retention baseline was recorded under
 Nonce = Annotated[str, Form("16 lower hex digits", "[0-9a-f]{16}")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +81,7 @@ class Frozen:
     """``plan.json``. ``tasks`` is the SHA-256 of ``tasks.json``.
 
     ``nonce`` is drawn anew for each run and not covered by the plan id: equal inputs have equal ids, and two runs of
-    one plan are two.
+    one plan are two. ``trial`` says which trial of a sweep this is, ``chosen`` which sweep the settings were chosen by.
     """
 
     layout: int
@@ -96,6 +98,8 @@ class Frozen:
     trainer: dict[Inside, Sha256]
     versions: dict[str, str]
     repository: Repository
+    trial: Trial | None
+    chosen: Chosen | None
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,11 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """``practice``; ``pilot`` under the default protocol; else ``custom``."""
+        """``practice``; ``trial`` of a sweep; ``pilot`` under the default protocol; else ``custom``."""
         if self.practice:
             return "practice"
+        if self.frozen.trial is not None:
+            return "trial"
         return "custom" if self.frozen.deviations else "pilot"
 
 
@@ -161,6 +167,7 @@ def prepare(
     output: Path,
     checkout: Path = ROOT,
     repeated: bool = False,
+    chosen: Chosen | None = None,
 ) -> Plan:
     """Freeze a plan into the new folder ``output``.
 
@@ -168,13 +175,32 @@ def prepare(
         recorded: the checkpoint's retention baseline.
         checkout: the git checkout whose commit the plan records; this code may be a copy of it without a history.
         repeated: accept an ``output`` that holds this very plan, where a lost machine makes a cluster prepare again.
+        chosen: the sweep that the configuration was chosen by.
 
     Raises:
         Refused: an input that is missing or does not fit, uncommitted sources, or an ``output`` that exists.
     """
+    output = _free(output, repeated)
+    return freeze(resolved(model, recorded, config, output, checkout, chosen=chosen), output)
+
+
+def _free(output: Path, repeated: bool) -> Path:
     output = real(output)
     if output.exists() and not repeated:
         raise Refused(f"the run folder is used already: {output}; choose a new one")
+    return output
+
+
+def resolved(
+    model: Path,
+    recorded: Path,
+    config: Config,
+    output: Path,
+    checkout: Path = ROOT,
+    trial: Trial | None = None,
+    chosen: Chosen | None = None,
+) -> Frozen:
+    """What :func:`prepare` would freeze. Nothing is written. Raises as that does."""
     model, recorded = real(model), real(recorded)
     for what, folder in (("checkpoint", model), ("retention baseline", recorded)):
         if output.is_relative_to(folder):
@@ -189,7 +215,7 @@ def prepare(
             "experiments.retention_baseline"
         )
     _check_retention(retention, config)
-    splits = _generated(config)
+    splits = _generated(config, trial)
     _check_chat(model, splits, config)
     sources = package_sources()
     state = repository.state(Path(checkout).resolve(), sources, is_source, required=not practice)
@@ -198,7 +224,6 @@ def prepare(
         how = "differs from the last commit" if path in sources else "is in the last commit, but deleted here"
         raise Refused(f"{path} {how}; commit that, then prepare again")
 
-    records = _records(splits)
     evidence = tree_digests(retention.folder)
     document = {
         "layout": LAYOUT,
@@ -208,22 +233,48 @@ def prepare(
         "decided": asdict(_decided(config)),
         "checkpoint": {"path": str(model), **identity},
         "retention_baseline": {"path": str(retention.folder), "digest": digest(evidence), "files": evidence},
-        "tasks": digest(records),
+        "tasks": digest(_records(splits)),
         "sources": sources,
         "trainer": trainer_sources(),
         "versions": versions(),
         "repository": state,
+        "trial": None if trial is None else asdict(trial),
+        "chosen": None if chosen is None else asdict(chosen),
     }
-    document |= {"plan_id": id_of(document), "nonce": secrets.token_hex(8)}
-    plan = Plan(parse(Frozen, document, PLAN), splits, output)
+    return _numbered(document)
+
+
+def of_trial(base: Frozen, config: Config, trial: Trial) -> Frozen:
+    """The plan of one trial of a sweep: that of the whole sweep under the trial's own configuration."""
+    document = asdict(base) | {
+        "config": asdict(config),
+        "deviations": deviations(config) | _measured(base),
+        "decided": asdict(_decided(config)),
+        "tasks": digest(_records(_generated(config, trial))),
+        "trial": asdict(trial),
+    }
+    return _numbered(document)
+
+
+def _numbered(document: dict) -> Frozen:
+    return parse(Frozen, document | {"plan_id": id_of(document), "nonce": secrets.token_hex(8)}, PLAN)
+
+
+def freeze(frozen: Frozen, output: Path) -> Plan:
+    """Write a plan and its tasks into the folder ``output``, whole, unless it holds this very plan.
+
+    Raises:
+        Refused: an ``output`` that holds anything else.
+    """
+    plan = Plan(frozen, _generated(complete(frozen.config), frozen.trial), output)
     if output.exists():
         there = read(Frozen, output / PLAN, "the plan") if (output / PLAN).is_file() else None
-        if there is None or replace(plan.frozen, nonce=there.nonce) != there:
+        if there is None or replace(frozen, nonce=there.nonce) != there:
             raise Refused(f"the run folder is used already, and not by this plan: {output}; choose a new one")
         return replace(plan, frozen=there)
     partial = output.with_name(f".{output.name}.partial")
-    write_json(partial / TASKS, records)
-    write_json(partial / PLAN, document)
+    write_json(partial / TASKS, _records(plan.splits))
+    write_json(partial / PLAN, asdict(frozen))
     partial.rename(output)  # a run folder is a whole one
     return plan
 
@@ -251,11 +302,10 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     if frozen.plan_id != id_of(document):
         raise Refused(f"{path} was altered after it was frozen; prepare a new plan")
     config = complete(frozen.config)
-    splits = _generated(config)
-    measured = {name: value for name, value in frozen.deviations.items() if name.startswith(MEASURED)}
+    splits = _generated(config, frozen.trial)
     derived = {
         "config": asdict(config),
-        "deviations": deviations(config) | measured,
+        "deviations": deviations(config) | _measured(frozen),
         "decided": asdict(_decided(config)),
         "practice": PRACTICE in frozen.checkpoint.files,
         "tasks": digest(_records(splits)),
@@ -286,9 +336,14 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
                 raise Refused(
                     f"{path}: {tree.path} is not to be seen here; a container sees what its configuration's bind_mounts name"
                 )
-            _unchanged(what, Path(tree.path), tree.files, tree_digests(real(tree.path), linked))
+            check_tree(what, tree, linked)
         check_retention(plan)
     return plan
+
+
+def check_tree(what: str, tree: Tree, linked: bool) -> None:
+    """That a folder is as it was frozen; ``linked`` as in :func:`recipe.files.files_below`. Raises :class:`Refused`."""
+    _unchanged(what, Path(tree.path), tree.files, tree_digests(real(Path(tree.path)), linked))
 
 
 def check_retention(plan: Plan) -> None:
@@ -298,8 +353,7 @@ def check_retention(plan: Plan) -> None:
         Refused: names what does not fit.
     """
     _check_retention(plan.recorded, plan.config)
-    measured = {name: value for name, value in plan.frozen.deviations.items() if name.startswith(MEASURED)}
-    if canonical(measured) != canonical(_deviations(plan.recorded)):
+    if canonical(_measured(plan.frozen)) != canonical(_deviations(plan.recorded)):
         raise Refused(f"{plan.run / PLAN}: deviations does not follow from the retention baseline; prepare a new plan")
 
 
@@ -312,6 +366,11 @@ def load_run(run: Path, check_inputs: bool = True, check_sources: bool | None = 
     """The plan of a run folder. Arguments and errors as :func:`load`, but the plan must lie in that very folder."""
     check_entry(run / PLAN)
     return load(run / PLAN, check_inputs, check_sources)
+
+
+def _measured(frozen: Frozen) -> dict[str, object]:
+    """The deviations that the retention baseline was recorded under."""
+    return {name: value for name, value in frozen.deviations.items() if name.startswith(MEASURED)}
 
 
 def _deviations(retention: baseline.RetentionBaseline) -> dict[str, object]:
@@ -344,9 +403,13 @@ def _decided(config: Config) -> Decided:
     return verdict.decided(config.tasks.test, config.evaluation.samples_per_task, config.retention.margin)
 
 
-def _generated(config: Config) -> dict[str, list[Task]]:
+def _generated(config: Config, trial: Trial | None) -> dict[str, list[Task]]:
+    """The splits; a trial's test split is not even drawn."""
     sizes = asdict(config.tasks)
-    return config.rules.family.generate(sizes.pop("seed"), sizes)
+    seed = sizes.pop("seed")
+    if trial is not None:
+        sizes.pop(TEST)
+    return config.rules.family.generate(seed, sizes)
 
 
 def _records(splits: dict[str, list[Task]]) -> dict[str, list[dict]]:

@@ -1,5 +1,6 @@
 """Stage as its code sees it: the plan, its folder, and where it runs behind a few plain functions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class Stage:
     plan: Plan
     runtime: Runtime
     seconds: dict[str, float] = field(default_factory=dict)
+    baseline: Callable[[], bytes | None] = lambda: None  # the file of step 0, where a sweep has measured it already
 
     @property
     def folder(self) -> Path:

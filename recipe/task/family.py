@@ -131,12 +131,15 @@ class Family:
     defaults: Mapping[str, dict] = field(default_factory=dict)
 
     def generate(self, seed: int, sizes: Mapping[str, int]) -> dict[str, list[Task]]:
-        """All splits, reproducible from ``seed`` alone and checked by :meth:`check`."""
+        """The splits that ``sizes`` has, reproducible from ``seed`` alone and checked by :meth:`check`.
+
+        The splits are drawn in the family's order, so that those before one do not depend on whether it is drawn.
+        """
         import random
 
         taken: set[str] = set()
         splits: dict[str, list[Task]] = {}
-        for split in self.splits:
+        for split in (split for split in self.splits if split in sizes):
             rng = random.Random(f"{seed}/{split}")
             splits[split] = []
             while len(splits[split]) < sizes[split]:

@@ -6,7 +6,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +14,15 @@ from typing import Any, Self
 from . import routes_access, routes_container, routes_jobs, routes_models
 from .agent import Agent
 from .container import best_isolation
-from .context import pack
 from .faults import Faults
-from .records import Command, Experiment, Model, Project, Task, Trial, World
+from .records import Command, Experiment, Model, Project, Trial, World
 from .rules import Rules
 from .schema import (
     ConfigError,
     check_experiment,
     complete_experiment,
     constant_hyperparameters,
+    grid_points,
     replace_paths,
 )
 from .server import Server
@@ -183,18 +182,16 @@ class MasterDouble:
         full = replace_paths(full, self.path_map)
         self.check_resource_pool(full)
         experiment = Experiment(identity, user, project, config_text, full, files)
-        task = Task(f"{identity}.{uuid.uuid4()}", "TRIAL", user, pack(files))
-        trial = Trial(
-            id=len(self.trials) + 1,
-            experiment=experiment,
-            task=task,
-            hparams=constant_hyperparameters(full["hyperparameters"]),
-            seed=full["reproducibility"]["experiment_seed"],
-        )
-        experiment.trials.append(trial)
+        searcher, hyperparameters = full["searcher"], full["hyperparameters"]
+        if searcher["name"] == "grid":
+            experiment.points = grid_points(hyperparameters)
+        elif searcher["name"] == "single":
+            experiment.points = [constant_hyperparameters(hyperparameters)]
+        else:
+            raise ConfigError(f"searcher {searcher['name']} is not imitated")
         self.experiments[identity] = experiment
-        self.trials[trial.id] = trial
-        self.world.tasks[task.id] = task
+        for _ in range(min(searcher.get("max_concurrent_trials") or 16, len(experiment.points))):
+            self.rules.create_trial(experiment)
         if activate:
             self.rules.activate(experiment)
         self.world.changed.notify_all()

@@ -95,6 +95,23 @@ _SINGLE = {
     # A validation alone lets any string pass; the experiment's creation does not.
     "source_checkpoint_uuid": Text("string", "source checkpoint UUID", r"(?i)[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}"),
 }
+_GRID = {**_SINGLE, "max_concurrent_trials": _int(0)}
+_RANDOM = {**_GRID, "max_trials": _int(1)}
+# What both versions take; `time_metric` and `max_time` are 0.38's alone, which then wants no `max_length`.
+_HALVING = {
+    **_RANDOM,
+    "mode": Text("string", "adaptive mode", "aggressive|standard|conservative"),
+    "divisor": FLOAT,
+    "max_rungs": _int(1),
+    "bracket_rungs": List("[]int", INT),
+    "stop_once": BOOL,
+}
+_SEARCHERS = {
+    "single": _struct(_SINGLE, "metric", "max_length"),
+    "grid": _struct(_GRID, "metric", "max_length"),
+    "random": _struct(_RANDOM, "metric", "max_length", "max_trials"),
+    "adaptive_asha": _struct(_HALVING, "metric", "max_length", "max_trials"),
+}
 _NAMELESS = _struct({"name": STRING}, "name")
 _PACHYDERM: dict[str, Type] = {
     "pachd": _complete({"host": STRING, "port": INT}),
@@ -176,7 +193,7 @@ EXPERIMENT = _struct(
         "resources": _struct({**_RESOURCES, "shm_size": INT, "slots_per_trial": _int(0), "weight": FLOAT}),
         "retention_policy": _complete({"log_retention_days": Number("int16", -(2**15) - 1, 2**15, least=-1)}),
         "scheduling_unit": _int(1),
-        "searcher": Tagged("SearcherConfig", "name", {"single": _struct(_SINGLE, "metric", "max_length")}, _NAMELESS),
+        "searcher": Tagged("SearcherConfig", "name", _SEARCHERS, _NAMELESS),
         "workspace": STRING,
     },
     "entrypoint",

@@ -137,6 +137,8 @@ class Trial:
     metrics: list[MetricsReport] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     progress: float | None = None
+    # The searcher's metric at the one length that every trial has, once the trial has completed it.
+    searched: float | None = None
     retries_canceled_by: tuple[str, str] | None = None  # the line and the pattern
 
     @property
@@ -162,6 +164,8 @@ class Experiment:
     start_time: str = field(default_factory=now)
     end_time: str | None = None
     trials: list[Trial] = field(default_factory=list)
+    # Hyperparameters of trials that a grid has still to make; the next is the last.
+    points: list[dict[str, Any]] = field(default_factory=list)
     notes: str = ""
 
     @property

@@ -149,10 +149,23 @@ def report_progress(master: MasterDouble, request: Request, trial_id: int) -> Js
 
 @routes.on("GET", f"{TRIAL}/searcher/operation")
 def searcher_operation(master: MasterDouble, request: Request, trial_id: int) -> Json:
-    """The one operation of `single`, which is never completed here: 0.38 has no such route."""
+    """The one operation of a `single` or of a grid's trial: 0.38 has no such route."""
     if not master.legacy:
         raise ApiError(404, "not found")
-    return {"completed": False, "op": {"validateAfter": {"length": str(_max_length(_trial(master, trial_id)))}}}
+    trial = _trial(master, trial_id)
+    length = str(_max_length(trial))
+    return {"completed": trial.searched is not None, "op": {"validateAfter": {"length": length}}}
+
+
+@routes.on("POST", f"{TRIAL}/searcher/completed_operation")
+def completed_operation(master: MasterDouble, request: Request, trial_id: int) -> Json:
+    trial, body = _trial(master, trial_id), request.json()
+    if not master.legacy:
+        raise ApiError(404, "not found")
+    if trial.searched is not None or int(body["op"]["length"]) != _max_length(trial):
+        raise ApiError(400, f"trial {trial_id} has no open operation of length {body['op']['length']}")
+    trial.searched = body["searcherMetric"]
+    return {}
 
 
 def _max_length(trial: Trial) -> int:

@@ -4,13 +4,14 @@ When a container of a trial exits, the first that applies decides:
 
 1. killed by the master: no error;
 2. it acknowledged a preemption signal: no error, and not finished either;
-3. exit code 0: finished, whatever the searcher still had open;
+3. exit code 0: finished, whatever the searcher still had open; so is, even with 2., what has completed
+   all that it had;
 4. anything else, a lost agent included: an error.
 
 Then: a stopping trial reaches its terminal state (ERROR after an error). An error counts one
 restart, unless the agent was lost; more than `max_restarts`, or a `cancel_retries` pattern seen in
-the logs, means ERROR. A finished trial is COMPLETED, and its experiment with it. Everything else
-is rescheduled while the experiment is ACTIVE.
+the logs, means ERROR. A finished trial is COMPLETED, and its experiment with the last of its
+trials. Everything else is rescheduled while the experiment is ACTIVE.
 
 All methods expect the lock `world.changed` to be held.
 """
@@ -20,9 +21,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+import uuid
 from typing import Any
 
 from .agent import Agent, Job
+from .context import pack
 from .records import (
     STOPPING_TO_TERMINAL,
     TERMINAL_STATES,
@@ -49,7 +52,22 @@ class Rules:
         self.collection_delay = collection_delay
         self._world = world
 
-    # ---- experiments: what users ask for
+    # ---- experiments: what users ask for, and the searcher
+
+    def create_trial(self, experiment: Experiment) -> Trial:
+        """The next point of the search."""
+        task = Task(f"{experiment.id}.{uuid.uuid4()}", "TRIAL", experiment.user, pack(experiment.model_definition))
+        trial = Trial(
+            id=len(self._world.trials) + 1,
+            experiment=experiment,
+            task=task,
+            hparams=experiment.points.pop(),
+            seed=experiment.config["reproducibility"]["experiment_seed"],
+        )
+        experiment.trials.append(trial)
+        self._world.trials[trial.id] = trial
+        self._world.tasks[task.id] = task
+        return trial
 
     def activate(self, experiment: Experiment) -> None:
         self._refuse_if_stopping(experiment)
@@ -165,7 +183,10 @@ class Rules:
 
     def _trial_exited(self, trial: Trial, allocation: Allocation) -> None:
         finished = error = False
-        if not (allocation.killed or allocation.acked):
+        if trial.searched is not None and not allocation.killed:
+            finished = allocation.exit_code == 0
+            error = not finished
+        elif not (allocation.killed or allocation.acked):
             finished = allocation.exit_code == 0 and not allocation.agent_lost
             error = not finished
 
@@ -198,7 +219,16 @@ class Rules:
         experiment = trial.experiment
         trial.state = state
         trial.end_time = trial.task.end_time = now()
-        # A stop asked for by the user decides the experiment's state, whatever its trial did.
+        if experiment.points and experiment.state in ("ACTIVE", "PAUSED"):
+            made = self.create_trial(experiment)
+            made.state = experiment.state
+            self._maybe_allocate(made)
+        if any(one.state not in TERMINAL_STATES for one in experiment.trials):
+            self._world.changed.notify_all()
+            return
+        # A search fails if all of its trials did. A stop asked for by the user decides, whatever the trials did.
+        if any(one.state == "COMPLETED" for one in experiment.trials):
+            state = "COMPLETED"
         experiment.state = STOPPING_TO_TERMINAL.get(experiment.state, state)
         experiment.end_time = trial.end_time
         timer = threading.Timer(self.collection_delay, self._collect, (experiment,))

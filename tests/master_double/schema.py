@@ -6,6 +6,7 @@ them, and those that are unlikely to be broken are left out.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from pathlib import PurePosixPath
 from typing import Any
@@ -100,6 +101,17 @@ def constant_hyperparameters(space: Any) -> Any:
     if space["type"] == "categorical":
         return space["vals"][0]
     return space["minval"]
+
+
+def grid_points(space: Any) -> list[Any]:
+    """Every point of a grid of categorical and constant hyperparameters, the first one last, as the master makes them."""
+    if not isinstance(space, dict):
+        return [space]
+    if "type" not in space:
+        axes = [[(name, point) for point in grid_points(value)] for name, value in space.items()]
+        return [dict(point) for point in itertools.product(*axes)]
+    need(space["type"] in ("categorical", "const"), f"a grid over {space['type']} hyperparameters is not imitated")
+    return list(space["vals"]) if space["type"] == "categorical" else [space["val"]]
 
 
 def replace_paths(value: Any, path_map: dict[str, str]) -> Any:

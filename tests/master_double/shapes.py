@@ -94,7 +94,7 @@ def experiment(e: Experiment) -> Json:
         "resourcePool": e.config["resources"]["resource_pool"],
         "searcherType": e.searcher["name"],
         "startTime": e.start_time,
-        "state": _state(e.state, first.task.allocation if first else None),
+        "state": _state(e.state, next((t.task.allocation for t in e.trials if t.task.allocation), None)),
         "userId": 1,
         "username": e.user,
         "displayName": "",

@@ -24,11 +24,10 @@ from recipe.run.result import load as load_result
 from recipe.stages import STAGES
 from recipe.verify.summary import Summary
 from tools import site
-from tools.driver.patience import PATIENCE
 from tools.driver.records import Attempt, Experiment, Registered, State, load_state
 from tools.driver.remote import ENDED, Master, View
+from tools.driver.submission import Submission
 
-SETTLING = 20.0  # seconds in which a submission of a driver that was killed may still appear on the master
 LATE = 60.0  # seconds after which a file written on another node is visible here, whatever the file system caches
 LOG_READ, LOG_LINES, LOG_WIDTH = 200, 25, 200  # lines looked through for a reason, lines shown, characters of one
 TRACED = re.compile(r"\|\| +\++ ")  # a command of the startup hook, as its shell traces it
@@ -224,18 +223,18 @@ class Chain:
         return attempt, False
 
     def _experiment(self, name: str, attempt: Attempt, known: bool) -> int:
-        """Found again or submitted; where the master's answer got lost, it is looked for before another is submitted."""
-        began = self._now()
-        while (number := self._found(name, attempt, known) or self._submitted(name, attempt)) is None:
-            if self._now() - began > PATIENCE:
-                raise Refused(
-                    f"{self._master.cluster.address} answers no submission of stage {name}; give the same command again "
-                    "later: it looks for the experiment before it submits one"
-                )
-            self._say(f"{name}: the answer to the submission got lost; looking for its experiment")
-            attempt.requested, known = self._now(), True
-            self._save()
-        return number
+        """Found again or submitted."""
+        return Submission(
+            name,
+            self._master.cluster.address,
+            lambda: self._search(name, attempt),
+            lambda: self._submitted(name, attempt),
+            self._save,
+            self._say,
+            self._progress,
+            self._sleep,
+            self._now,
+        ).experiment(attempt, known)
 
     def _search(self, name: str, attempt: Attempt) -> list[int]:
         """By label and plan; else by the claim on the folder, which also tells of one that was moved or relabelled."""
@@ -244,21 +243,6 @@ class Chain:
         if found or not claim or claim.cluster != self._master.cluster.id:
             return found
         return [claim.experiment] if self._master.look(claim.experiment).state not in ENDED else []
-
-    def _found(self, name: str, attempt: Attempt, known: bool) -> int | None:
-        """The experiment of this attempt, if there is one; a submission may still be on its way to the master."""
-        while not (found := self._search(name, attempt)):
-            if not known or self._now() - attempt.requested > SETTLING:
-                return None
-            self._progress(f"{name}: looking for a submission that was interrupted")
-            self._sleep(1.0)
-        if len(found) > 1:
-            raise Refused(
-                f"stage {name} has {len(found)} experiments with this plan ({', '.join(map(str, found))}); kill all "
-                f"but one, and take the label {attempt.label} from the others"
-            )
-        self._say(f"{name}: found experiment {found[0]} again")
-        return found[0]
 
     def _submitted(self, name: str, attempt: Attempt) -> int | None:
         if STAGES[name].resumable and on_disk(self._plan.run, name) == "unfinished":

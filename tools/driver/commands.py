@@ -6,6 +6,7 @@
     python -m tools.driver fetch  --run runs/my-pilot --to ./artifacts
     python -m tools.driver verify --run runs/my-pilot [--key PUBLIC.pem]
     python -m tools.driver sign   --run runs/my-pilot --key KEY.pem
+    python -m tools.driver sweep  --model … --retention-baseline … --space determined_configs/sweep.yaml --output runs/my-sweep
 
 On the cluster (DET_MASTER and Determined's own login) the same command goes on where an earlier one stood, also after
 it was killed: it finds the running experiment again and submits none twice. A stage that failed stops the chain;
@@ -36,27 +37,9 @@ from recipe.run.result import load as load_result
 from recipe.stages import NAMES, STAGES
 from recipe.verify import rerun
 from tools import site
-from tools.driver import chain, compare, local, manifest, remote, signature
+from tools.driver import chain, compare, local, manifest, place, remote, signature, sweep_commands
 from tools.driver.records import STATE, load_state
-
-
-class Screen:
-    """Where lines are shown; on a terminal a line of progress stands below them until the next line."""
-
-    def __init__(self):
-        self._open = False  # a line of progress stands there
-
-    def say(self, line: str) -> None:
-        if self._open:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._open = False
-        print(line, flush=True)
-
-    def progress(self, line: str) -> None:
-        """Replace the line that stands there; a log gets none."""
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-            self._open = True
+from tools.driver.screen import Screen
 
 
 def run(given: argparse.Namespace) -> int:
@@ -78,27 +61,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _place(given: argparse.Namespace, screen: Screen) -> remote.Master:
-    """The master of this site, once it is sure that the stages could start there.
-
-    Raises:
-        Refused: values of the site that do not agree, no login, no such workspace, or a path that no experiment would see.
-    """
-    here, then = site.agreed(), ""
-    if given.plan:
-        then = " and prepare a new plan"
-        plan = load(given.plan, check_inputs=False)
-        paths = {"the run": plan.run, "its checkpoint": plan.checkpoint, "its retention baseline": plan.retention_baseline}
-    else:
+    """The master that the run's stages will start on."""
+    if not given.plan:
         paths = {"--output": given.output, "--model": given.model, "--retention-baseline": given.retention_baseline}
-    for what, path in paths.items():
-        if not real(path).is_relative_to(here.mount):
-            raise Refused(
-                f"{what} {real(path)} is not below {here.mount}, the one folder that experiments see (mount in "
-                f"site.yaml); put it there{then}"
-            )
-    master = remote.connect(say=screen.say)
-    master.project(here.workspace, here.project)
-    return master
+        return place.master(paths, screen.say)
+    plan = load(given.plan, check_inputs=False)
+    paths = {"the run": plan.run, "its checkpoint": plan.checkpoint, "its retention baseline": plan.retention_baseline}
+    return place.master(paths, screen.say, " and prepare a new plan")
 
 
 def _loaded(plan_file: Path) -> Plan:
@@ -305,7 +274,10 @@ def main() -> int:
             command.add_argument("--key", type=Path, metavar="KEY.pem", required=True, help="private Ed25519 key")
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             command.epilog = KEYS
+    search = sweep_commands.add(commands)
     given = parser.parse_args()
+    if given.command == "sweep":
+        return sweep_commands.run(search, given)
     if given.command == "run":
         new = (given.model, given.retention_baseline, given.output)
         if bool(given.plan) == all(new) or (given.plan and any((*new, given.config))):

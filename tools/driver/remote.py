@@ -57,6 +57,18 @@ class View:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class TrialView:
+    """One look at a trial of a search. ``metrics`` as in :class:`View`."""
+
+    id: int
+    hyperparameters: dict
+    state: str
+    steps: int
+    restarts: int
+    metrics: dict[str, float]
+
+
 @contextmanager
 def _without_prompt(address: str) -> Iterator[None]:
     """Determined asks on the terminal when no token is valid any more; a driver nobody watches would hang there."""
@@ -208,13 +220,40 @@ class Master:
             return View("DELETED", 0, {})
         if trial is None:
             return View(_state(found), 0, {})
-        last = {
-            name: values["last"]
-            for group in (trial.summaryMetrics or {}).values()
-            for name, values in group.items()
-            if isinstance(values, dict) and "last" in values
-        }
-        return View(_state(found), trial.totalBatchesProcessed, last)
+        return View(_state(found), trial.totalBatchesProcessed, _last(trial))
+
+    def state(self, experiment: int) -> str:
+        """State of an experiment of any number of trials; ``DELETED`` as in :meth:`look`."""
+        from determined.common.api import errors
+
+        try:
+            return _state(self._experiment(experiment, errors.NotFoundException))
+        except errors.NotFoundException:
+            return "DELETED"
+
+    def trials(self, experiment: int) -> list[TrialView]:
+        """Every trial of an experiment, in the order in which they were made."""
+        from determined.common.api import bindings
+
+        found = []
+        while True:
+            place = {"experimentId": experiment, "offset": len(found), "limit": 100}
+            page = self._asked(partial(bindings.get_GetExperimentTrials, self._session, **place))
+            found += page.trials
+            if not page.trials or len(found) >= (page.pagination.total or 0):
+                break
+        views = [
+            TrialView(
+                trial.id,
+                dict(trial.hparams or {}),
+                trial.state.name,
+                trial.totalBatchesProcessed,
+                trial.restarts,
+                _last(trial),
+            )
+            for trial in found
+        ]
+        return sorted(views, key=lambda view: view.id)
 
     def record(self, experiment: int) -> Experiment:
         """The facts of an experiment that has ended; asked again they are the same, but for collected checkpoints."""
@@ -353,6 +392,16 @@ def _state(experiment) -> str:
     return experiment.state.name
 
 
+def _last(trial) -> dict[str, float]:
+    """The last value of every number that a trial reported."""
+    return {
+        name: values["last"]
+        for group in (trial.summaryMetrics or {}).values()
+        for name, values in group.items()
+        if isinstance(values, dict) and "last" in values
+    }
+
+
 def _stored(checkpoint, validations: dict[int, dict], metric: str) -> Stored:
     steps = int(checkpoint.metadata["steps_completed"])
     value = validations.get(steps, {}).get(metric)
@@ -361,6 +410,8 @@ def _stored(checkpoint, validations: dict[int, dict], metric: str) -> Stored:
 
 
 def _plan_of(configuration: dict | None) -> str | None:
-    """The plan file of an experiment; the master writes a constant as it is or as ``{type: const, val: …}``."""
-    value = ((configuration or {}).get("hyperparameters") or {}).get("plan")
+    """The plan file of an experiment, or its sweep's folder; the master writes a constant as it is or as
+    ``{type: const, val: …}``."""
+    given = (configuration or {}).get("hyperparameters") or {}
+    value = given.get("plan", given.get("sweep"))
     return value.get("val") if isinstance(value, dict) else value
