@@ -86,6 +86,7 @@ def pilot() -> SimpleNamespace:
         frozen=SimpleNamespace(
             deviations={},
             decided=decided(3, 2, 10.0),
+            chosen=None,
             repository=SimpleNamespace(commit="fedcba9876543210" * 2, uncommitted=[]),
             checkpoint=SimpleNamespace(digest="b" * 64),
             versions={"trl": "0.29.0"},

@@ -14,6 +14,7 @@ from recipe.run.plan import Plan
 from recipe.stages import EVIDENCE
 from recipe.statistics import prospect
 from recipe.statistics.verdict import decided
+from recipe.sweep.records import Chosen
 from recipe.verify import verdict
 from recipe.verify.comparison import compare
 from recipe.verify.verdict import RESERVATION, Verdict
@@ -114,6 +115,13 @@ def test_each_deviation_is_named_with_its_value():
     )  # fmt: skip
     found = judged(spread(1), spread(3)[::-1], kind="practice", frozen=plan.frozen)
     assert found.protocol == "practice" and found.lines[0].startswith(f"Protocol: {verdict.PRACTICE}; not the default: ")
+
+
+def test_a_plan_that_a_sweep_chose_says_among_how_many():
+    plan = pilot()
+    plan.frozen.chosen = Chosen("a" * 64, "b" * 64, 24, "development", "the rule", {"grpo.learning_rate": 1e-5, "grpo.kl": 0.02})
+    found = judged(spread(1), spread(1), frozen=plan.frozen)
+    assert found.lines[1] == "Chosen among 24 trials on development: grpo.learning_rate = 1e-05, grpo.kl = 0.02."
 
 
 @pytest.mark.parametrize("stage", EVIDENCE)

@@ -6,6 +6,7 @@ The words of the agent task and of retention are those of :mod:`recipe.statistic
 from dataclasses import dataclass
 
 from recipe.statistics import rounded, verdict
+from recipe.sweep.records import Chosen
 from recipe.verify.comparison import Comparison
 from recipe.verify.derive import Derived
 
@@ -45,6 +46,7 @@ def judge(found: Derived, compared: Comparison) -> Verdict:
         smallest_gain=smallest,
         lines=[
             _protocol(protocol, plan.frozen.deviations),
+            *_chosen(plan.frozen.chosen),
             _learning(found),
             *_other_gates(found),
             f"Agent task: {word}. {_agent_task(found, compared, smallest)}",
@@ -59,6 +61,13 @@ def _protocol(name: str, deviations: dict) -> str:
     differing = ", ".join(f"{key} = {value}" for key, value in deviations.items())
     title = PRACTICE if name == "practice" else name
     return f"Protocol: {title}" + (f"; not the default: {differing}." if differing else ".")
+
+
+def _chosen(by: Chosen | None) -> list[str]:
+    if by is None:
+        return []
+    settings = ", ".join(f"{key} = {value}" for key, value in by.hyperparameters.items())
+    return [f"Chosen among {by.trials} trials on {by.split}: {settings}."]
 
 
 def _learning(found: Derived) -> str:
