@@ -87,7 +87,7 @@ def stated(plan: Plan) -> dict[str, Drawn]:
 def told(plan: Plan) -> list[str]:
     """The verdict's lines in the summary of a run that was just proved, and where that stands."""
     folder = plan.run / "report" / SUMMARY
-    return [*summary.load(folder).verdict.lines, f"summary: {folder / 'summary.md'}"]
+    return [*summary.load(folder).verdict.lines, f"summary: {folder / 'summary.html'}"]
 
 
 def summarised(plan: Plan) -> Summary:
