@@ -13,6 +13,7 @@ import pytest
 
 from driving import fake_plan
 from recipe import grpo
+from recipe.config import Grpo
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
 from recipe.run import attempts
@@ -63,7 +64,8 @@ def test_two_runs_of_a_plan_are_byte_identical(run, practice, tmp_path):
 
 def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_what_is_later(tmp_path):
     run = fake_plan(tmp_path / "run").run
-    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None))
+    trained = SimpleNamespace(config=SimpleNamespace(grpo=Grpo(steps=8)))
+    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None), plan=trained)
     for step in (2, 4, 5):
         saved = stage.folder / TRAINER / f"checkpoint-{step}"
         write_json(saved / "rng_state.pth", step)
@@ -76,6 +78,8 @@ def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_wha
         write_json(stage.folder / "validation" / f"step-{step:04d}.jsonl", {})
     before = tree_digests(stage.folder)
     assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-5", 5)
+    trained.config.grpo = Grpo(steps=5)  # nothing goes on from the last step
+    assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-4", 4)
     assert tree_digests(stage.folder) == before
     resume.cut_back(stage, 4)
     later = ("checkpoint-5", "checkpoint-6", "step-0005", "step-0006")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from recipe.errors import CheckFailed
 from recipe.files import tree_digests, write_json
 from recipe.run import plan as plans
 from recipe.run.cluster import Runtime
-from recipe.run.evidence import RolloutRecord, Trained, read_step, step_metrics, step_name
+from recipe.run.evidence import RolloutRecord, Step, Trained, read_step, step_metrics, step_name
 from recipe.run.stage import Stage
 from recipe.verify import replay, sampling
 from runs import prepared
@@ -124,3 +125,27 @@ def test_a_plan_that_drops_nothing_has_nothing_dropped(plan, tmp_path):
     config = {**plan.frozen.config, "grpo": {**plan.frozen.config["grpo"], "resample": False}}
     with pytest.raises(CheckFailed, match="field dropped holds rollouts, and the plan drops none"):
         replay.training(replace(plan, frozen=replace(plan.frozen, config=config)), None)
+
+
+def group(task: str, *rewards: float) -> list[Trained]:
+    return [Trained(task, [], [], [], [], [], [], {}, reward, 0.0) for reward in rewards]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "dropped", "due"),
+    [
+        (group("a", 0, 1), [], "a"),
+        (group("c", 0, 1), group("a", 1, 1) + group("b", 0, 0), "c"),
+        (group("a", 1, 1), group("b", 0, 0) + group("c", 0, 0), "a"),  # none is mixed
+        (group("b", 0, 1), [], "a"),  # another was trained on than the one that was due
+        (group("b", 0, 1), group("a", 0, 1), None),  # one before it was mixed
+        (group("a", 1, 1), group("b", 0, 0), None),  # not all were tried
+        (group("a", 1, 1), group("b", 0, 0) + group("c", 0, 1), None),  # one was mixed
+        (group("c", 0, 1), group("b", 1, 1) + group("a", 0, 0), None),
+        (group("b", 0, 1), group("a", 1), None),
+    ],
+)
+def test_the_rewards_of_what_was_tried_say_which_task_was_due(rollouts, dropped, due):
+    step = Step(1, rollouts, {}, dropped)
+    with nullcontext() if due else pytest.raises(CheckFailed, match="it: field dropped is not"):
+        assert replay._first_mixed(step, ["a", "b", "c"], 2, "it") == [due]
