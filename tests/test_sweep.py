@@ -388,6 +388,19 @@ def test_stopped_and_failed_trials_are_told_apart_by_the_master_s_word(swept):
     assert {one.barred for one in found.choice.configurations} == {"trial-2 failed", "trial-3 failed"}
 
 
+def test_a_trial_that_crashed_while_it_was_stopped_is_no_stopped_one(swept):
+    """A 0.35 master calls it completed: what acknowledged the signal may leave as it likes."""
+
+    def crash(stage):
+        stage.began(0)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        trial.run(swept, "trial-1", POINTS[0], runtime(), crash)
+    (row,) = table.gather(swept, [table.Known("trial-1", POINTS[0], "COMPLETED")], None).trials
+    assert (row.state, row.failure) == ("failed", "ended COMPLETED on the cluster, having neither finished nor saved")
+
+
 def test_the_winner_s_plan_says_what_it_was_chosen_by(swept, tmp_path, capsys):
     with pytest.raises(Refused, match="it is written when all trials have ended"):
         sweep_commands.promote(swept.folder, tmp_path / "pilot")

@@ -190,7 +190,8 @@ def _row(sweep: Sweep, known: Known) -> Row:
     before = max((step for step in measured if step < last), default=0)
     kls = [record.metrics["kl"] for step, record in records.items() if before < step <= last and "kl" in record.metrics]
     rollouts = [rollout for record in records.values() for rollout in record.rollouts]
-    state, failure = _state(folder, known.state)
+    journal = attempts.load_for_writing(run)
+    state, failure = _state(folder, journal, known.state)
     return Row(
         name=known.name,
         hyperparameters=plan.frozen.trial.hyperparameters,
@@ -206,7 +207,7 @@ def _row(sweep: Sweep, known: Known) -> Row:
         learning_rate=plan.config.grpo.learning_rate,
         rollouts=len(rollouts),
         tokens=sum(rollout.outcome["tokens"] for rollout in rollouts),
-        seconds=seconds(attempts.load_for_writing(run)),
+        seconds=seconds(journal),
         evidence=digest(tree_digests(folder / VALIDATION)),
     )
 
@@ -234,13 +235,17 @@ def _success(records: Iterable[Evaluated]) -> float:
     return sum(values) / len(values)
 
 
-def _state(folder: Path, told: str | None) -> tuple[str, str | None]:
+def _state(folder: Path, journal: Sequence[attempts.Entry], told: str | None) -> tuple[str, str | None]:
+    """State and failure, by the result if there is one, else by how the journal and the master say that it ended."""
     if (folder / RESULT).is_file():
         failure = result.load(folder).failure
         return (FAILED, failure) if failure else (COMPLETE, None)
-    if told == "COMPLETED":
+    if told is None:
+        return UNFINISHED, None
+    if told == "COMPLETED" and journal and journal[-1].event == attempts.PAUSED:
         return STOPPED, None
-    return (UNFINISHED, None) if told is None else (FAILED, f"ended {told} on the cluster")
+    # A master that has stopped a trial calls it complete, however its process ended.
+    return FAILED, f"ended {told} on the cluster, having neither finished nor saved"
 
 
 def seconds(journal: Sequence[attempts.Entry]) -> float:
