@@ -11,7 +11,7 @@ from recipe.run.stage import Stage
 def run(stage: Stage) -> Done:
     from recipe import evaluation
 
-    return evaluation.evaluate_checkpoint(stage, stage.plan.checkpoint)
+    return evaluation.evaluate_starting(stage)
 
 
 if __name__ == "__main__":

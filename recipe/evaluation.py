@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from recipe.config import Evaluation, Rules
+from recipe.config import Rules
 from recipe.files import write_lines
 from recipe.policy import checkpoint, make_decoder
 from recipe.policy.chat import Chat
@@ -22,23 +22,30 @@ from recipe.run.stage import Stage
 from recipe.task.family import Task
 
 
-def evaluate_checkpoint(stage: Stage, path: Path) -> Done:
-    """Evaluate the checkpoint at ``path`` on the test split; the whole of the baseline stage."""
+def evaluate_starting(stage: Stage) -> Done:
+    """Evaluate the starting checkpoint on the test split; the whole of the baseline stage."""
+    samples = stage.plan.config.evaluation.samples_per_task
+    return Done(evidence.baseline_metrics(_test(stage, stage.plan.checkpoint), samples))
+
+
+def evaluate_merged(stage: Stage) -> Done:
+    """Evaluate the merge stage's checkpoint on the test split; the whole of the candidate stage."""
+    return Done(evidence.aggregate(_test(stage, stage.plan.run / "merge" / "checkpoint")))
+
+
+def _test(stage: Stage, path: Path) -> list[Evaluated]:
+    """Records of the checkpoint at ``path`` on the test split, written and returned."""
     plan = stage.plan
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
     start = time.perf_counter()
-    settings = plan.config.evaluation
-    with stage.progress(len(plan.splits["test"]) * settings.samples_per_task, "rollout") as progress:
-        records = evaluate(model, chat, plan.splits["test"], plan.config.rules, settings, progress.update)
+    settings, tasks = plan.config.evaluation, plan.splits["test"]
+    samples, rows = settings.samples_per_task, settings.batch_size
+    with stage.progress(len(tasks) * samples, "rollout") as progress:
+        records = evaluate(model, chat, tasks, plan.config.rules, samples, rows, progress.update)
     stage.seconds["generation"] = time.perf_counter() - start
     write_lines(stage.folder / evidence.ROLLOUTS, map(asdict, records))
-    return Done(evidence.aggregate(records))
-
-
-def evaluate_merged(stage: Stage) -> Done:
-    """Evaluate the merge stage's checkpoint; the whole of the candidate stage."""
-    return evaluate_checkpoint(stage, stage.plan.run / "merge" / "checkpoint")
+    return records
 
 
 def evaluate(
@@ -46,16 +53,17 @@ def evaluate(
     chat: Chat,
     tasks: Sequence[Task],
     rules: Rules,
-    evaluation: Evaluation,
+    samples: int,
+    rows: int,
     finished: Callable[[], object] = lambda: None,
 ) -> list[Evaluated]:
-    """Records of ``samples_per_task`` rollouts a task, in task order; ``finished`` is called as each ends.
+    """Records of ``samples`` rollouts a task, in task order; at most ``rows`` are under way, ``finished`` is called as each ends.
 
     ``model`` is evaluated as it is: put it into ``eval()`` first.
     """
-    wanted = [(task, number) for task in tasks for number in range(evaluation.samples_per_task)]
-    agent, rows = rules.agent, min(evaluation.batch_size, len(wanted))
-    decoder = make_decoder(agent.decoder, model, chat, agent.sampling, rows=rows, context=rollout_context(chat, agent, tasks))
+    wanted = [(task, number) for task in tasks for number in range(samples)]
+    agent, context = rules.agent, rollout_context(chat, rules.agent, tasks)
+    decoder = make_decoder(agent.decoder, model, chat, agent.sampling, rows=min(rows, len(wanted)), context=context)
     rollouts = decoder.serve(
         (
             dialogue(Rollout(task, chat, rules), RandomStream(agent.seed, task.task_id, number))

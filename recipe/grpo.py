@@ -7,25 +7,28 @@ Strictly on-policy: each batch of rollouts is used for one optimizer step, so th
 The stage writes::
 
     grpo/steps/step-0001.json        the rollouts of a step, with reward and advantage, and the step's metrics
-    grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval
+    grpo/validation/step-0008.jsonl  rollouts on the development split at the frozen interval; step 0: before training
     grpo/protocol.json               what reached TRL, PEFT and the optimizer (recipe.training.readback)
-    grpo/adapter/                    the LoRA adapter after the last step
+    grpo/adapter/                    the LoRA adapter after the last step, or the one that ``grpo.select`` chose
     grpo/trainer/checkpoint-8/       what training goes on from at the frozen interval (recipe.training.checkpoints)
 
 Over several GPUs (:mod:`recipe.run.processes`) each process samples and learns from its rows of the batch, and
 gradients are averaged; a batch, its groups and its evidence are the same. ``kl`` and ``entropy`` are then means over
 processes.
 
-It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed.
+It fails, evidence kept, unless some group had mixed rewards, gradients were nonzero and the adapter changed, and unless
+what the engine sampled from was the policy that was trained (``grpo.max_gap_mean``, ``grpo.max_gap_quantile``).
 """
 
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig
+from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
@@ -37,12 +40,13 @@ from recipe.policy import checkpoint
 from recipe.records import parse, read
 from recipe.rollout import agent_chat
 from recipe.run import evidence, processes
-from recipe.run.evidence import Evaluated, Step, Trained
+from recipe.run.evidence import Evaluated, RolloutRecord, Step, Trained
 from recipe.run.result import Done
 from recipe.run.stage import Stage
-from recipe.training import adapter, checkpoints
+from recipe.training import adapter, checkpoints, selection
+from recipe.training.protocol import validated
 from recipe.training.readback import Readback
-from recipe.training.trainer import AgenticGRPOTrainer
+from recipe.training.trainer import AgenticGRPOTrainer, dataset_row
 from recipe.training.trl_chat import raw_span_tokenizer
 
 
@@ -58,13 +62,14 @@ def train(stage: Stage) -> Done | None:
     processes.main_rank(lambda: stage.began(step))
     recorder, saver = Recorder(stage, step), checkpoints.Saver(stage)
     callbacks = [recorder, *([Validation(stage, chat)] if config.grpo.validation_every else []), saver]
+    order, tried = plan.training_order, config.grpo.candidates
+    tasks = [order[first : first + tried] for first in range(0, len(order), tried)]
     trainer = AgenticGRPOTrainer(
         model=model,
         processing_class=raw_span_tokenizer(tokenizer, chat.tools),
         args=arguments(config, stage.folder / evidence.TRAINER),
-        train_dataset=Dataset.from_list(
-            [{"prompt": task.messages(), "task": task.record()} for task in plan.training_order]
-        ),
+        train_dataset=Dataset.from_list([dataset_row(candidates[0]) for candidates in tasks]),
+        candidates=tasks,
         peft_config=lora(config.grpo),
         rules=config.rules,
         on_rollouts=recorder.hold,
@@ -151,6 +156,7 @@ _KEPT = {
     "kl": "kl",
     "entropy": "entropy",
     "logprob_gap/mean": "logprob_gap_mean",  # of the engine from the trainer's forward pass
+    "logprob_gap/quantile": "logprob_gap_quantile",
     "logprob_gap/max": "logprob_gap_max",
 }
 
@@ -161,6 +167,7 @@ class Recorder(TrainerCallback):
     def __init__(self, stage: Stage, done: int):
         self._stage = stage
         self._held: list[Trained] = []
+        self._dropped: list[RolloutRecord] = []
         self._start = time.perf_counter()
         self._progress = stage.progress(stage.plan.config.grpo.steps, "step", done=done)
         self.steps = [evidence.read_step(self._path(step)) for step in range(1, done + 1)]
@@ -168,13 +175,16 @@ class Recorder(TrainerCallback):
     def _path(self, step: int) -> Path:
         return self._stage.folder / evidence.STEPS / evidence.step_name(step)
 
-    def hold(self, rollouts, advantages) -> None:
-        """Keep a scored batch, the parts of all processes, until its step ends."""
+    def hold(self, rollouts, advantages, dropped) -> None:
+        """Keep a scored batch and the groups dropped for it, the parts of all processes, until its step ends."""
         own = [
             rollout.record(Trained, advantage=advantage)
             for rollout, advantage in zip(rollouts, advantages, strict=True)
         ]
         self._held = [record for part in processes.gather(lambda: own) for record in part]
+        apart = [[rollout.record() for rollout in group] for group in dropped]
+        parts = processes.gather(lambda: apart)
+        self._dropped = [record for group in zip(*parts) for part in group for record in part]
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
         # Gradients are averaged by now: all processes see the same, and stop together.
@@ -188,7 +198,8 @@ class Recorder(TrainerCallback):
         step = state.global_step
         size = self._stage.plan.config.grpo.num_generations
         metrics = {ours: float(logs[theirs]) for theirs, ours in _KEPT.items() if theirs in logs}
-        record = Step(step, self._held, {**metrics, **evidence.step_metrics(self._held, size)})
+        derived = evidence.step_metrics(self._held, size, self._dropped)
+        record = Step(step, self._held, {**metrics, **derived}, self._dropped)
         write_json(self._path(step), asdict(record))
         self.steps.append(record)
         now = time.perf_counter()
@@ -203,7 +214,7 @@ class Recorder(TrainerCallback):
 
 
 class Validation(TrainerCallback):
-    """Evaluates the policy on the development split every ``validation_every`` steps.
+    """Evaluates the policy on the development split before the first step and every ``validation_every`` steps.
 
     Rollouts draw from streams of their own, so that validating leaves training's random state as it was.
     """
@@ -211,15 +222,15 @@ class Validation(TrainerCallback):
     def __init__(self, stage: Stage, chat):
         self._stage, self._chat = stage, chat
 
-    def on_train_begin(self, args, state, control, model, **_):
-        if state.global_step == 0 and self._stage.plan.frozen.trial is not None:
-            self._measure(0, model)
+    def on_step_begin(self, args, state, control, model, **_):
+        if state.global_step == 0:  # the protocol has been read back by now; a resumed training is past this
+            self._validate(0, model)
 
     def on_step_end(self, args, state, control, model, **_):
-        if state.global_step % self._stage.plan.config.grpo.validation_every == 0:
-            self._measure(state.global_step, model)
+        if state.global_step in validated(self._stage.plan.config.grpo):
+            self._validate(state.global_step, model)
 
-    def _measure(self, step: int, model) -> None:
+    def _validate(self, step: int, model) -> None:
         path = self._stage.folder / evidence.VALIDATION / evidence.validation_name(step)
         known = processes.main_rank(self._stage.baseline) if step == 0 else None
         if known is not None:
@@ -239,7 +250,8 @@ class Validation(TrainerCallback):
         config, tasks = self._stage.plan.config, processes.share(self._stage.plan.splits["development"])
         if not tasks:
             return []
-        return evaluation.evaluate(model, self._chat, tasks, config.rules, config.evaluation)
+        samples, rows = config.grpo.validation_samples, config.evaluation.batch_size
+        return evaluation.evaluate(model, self._chat, tasks, config.rules, samples, rows)
 
 
 def save_adapter(model, folder: Path) -> None:
@@ -258,18 +270,22 @@ def save_adapter(model, folder: Path) -> None:
 
 def keep_adapter(stage: Stage, model, steps: list[Step]) -> Done:
     """Keep the adapter, here and on a cluster, and judge the run that made it."""
-    folder = stage.folder / "adapter"
+    grpo, folder = stage.plan.config.grpo, stage.folder / "adapter"
+    solved = selection.read(stage.folder, grpo)
     save_adapter(model, folder)
+    if grpo.select == "development":
+        chosen = f"checkpoint-{selection.selected(grpo, solved)}"
+        shutil.copyfile(stage.folder / evidence.TRAINER / chosen / adapter.WEIGHTS, folder / adapter.WEIGHTS)
     metadata = {"plan_id": stage.plan.id, "adapter": digest(tree_digests(folder))}
-    stage.store(folder, stage.plan.config.grpo.steps, metadata)
+    stage.store(folder, grpo.steps, metadata)
     checkpoints.finish(stage)
-    return judged(steps, not adapter.neutral(get_peft_model_state_dict(model)))
+    return judged(grpo, steps, solved, not adapter.neutral(load_file(folder / adapter.WEIGHTS)))
 
 
-def judged(steps: list[Step], changed: bool) -> Done:
-    """Aggregate a run and hold it against the gates that say whether anything was learned from."""
-    metrics = evidence.training_metrics(steps)
-    gates = evidence.training_gates(metrics, changed)
+def judged(grpo: Grpo, steps: list[Step], solved: selection.Solved, changed: bool) -> Done:
+    """Aggregate a run and hold it against the gates: whether anything was learned from, and on-policy."""
+    metrics = {**evidence.training_metrics(steps), **selection.metrics(grpo, solved)}
+    gates = evidence.training_gates(metrics, changed, grpo)
     failed = [name for name, passed in gates.items() if not passed]
-    failure = f"GRPO learned from nothing: {', '.join(failed)} did not hold" if failed else None
+    failure = f"GRPO's training does not count: {', '.join(failed)} did not hold" if failed else None
     return Done(metrics, gates, failure)

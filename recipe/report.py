@@ -2,7 +2,7 @@
 
     python -m recipe.report --run runs/my-pilot --output runs/my-pilot/summary
 
-Writes ``summary.json``, ``summary.md`` and two plots into a new folder; no task, prompt or output of the policy is
+Writes ``summary.json``, ``summary.md``, ``summary.html`` and two plots into a new folder; no task, prompt or output of the policy is
 in them. Any check that fails ends it with exit code 1, names the check and the record, and writes nothing.
 """
 
@@ -23,6 +23,8 @@ from recipe.run.result import Done
 from recipe.run.stage import Stage
 from recipe.verify import plots, sampling, summary
 from recipe.verify.derive import Derived, derive
+from recipe.verify.markdown import markdown
+from recipe.verify.page import page
 from recipe.verify.replay import same
 from recipe.verify.sampling import Drawn
 from recipe.verify.summary import Summary
@@ -40,7 +42,8 @@ def report(stage: Stage) -> Done:
 
 def done(found: Derived, said: Summary) -> Done:
     """What the stage's result says."""
-    return Done({"qualified": said.qualified}, found.all_gates)
+    words = {name: getattr(said.verdict, name) for name in ("protocol", "agent_task", "retention")}
+    return Done({"difference": said.compared.difference, **words}, found.all_gates)
 
 
 def verified(plan: Plan, replayed: bool = True) -> Derived:
@@ -81,6 +84,12 @@ def stated(plan: Plan) -> dict[str, Drawn]:
     return drawn
 
 
+def told(plan: Plan) -> list[str]:
+    """The verdict's lines in the summary of a run that was just proved, and where that stands."""
+    folder = plan.run / "report" / SUMMARY
+    return [*summary.load(folder).verdict.lines, f"summary: {folder / 'summary.md'}"]
+
+
 def summarised(plan: Plan) -> Summary:
     """The summary of a run whose evidence holds, whatever its files say."""
     return summary.summarise(verified(plan), stated(plan))
@@ -98,7 +107,7 @@ def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, content in texts(said).items():
+    for name, content in texts(found, said).items():
         write_bytes(partial / name, content)
     for name, draw in pictures(found, said).items():
         draw(partial / name)
@@ -106,9 +115,13 @@ def write(found: Derived, drawn: dict[str, Drawn], output: Path) -> Summary:
     return said
 
 
-def texts(said: Summary) -> dict[str, bytes]:
+def texts(found: Derived, said: Summary) -> dict[str, bytes]:
     """The summary's files that are the same on every machine."""
-    return {summary.SUMMARY: canonical(asdict(said)), "summary.md": summary.markdown(said).encode()}
+    return {
+        summary.SUMMARY: canonical(asdict(said)),
+        "summary.md": markdown(said).encode(),
+        "summary.html": page(found, said),
+    }
 
 
 def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]:
@@ -116,7 +129,7 @@ def pictures(found: Derived, said: Summary) -> dict[str, Callable[[Path], None]]
     steps = [step.metrics for step in found.training.steps]
     return {
         "training.png": lambda path: plots.training(steps, found.training.validations, path, said.kind),
-        "paired.png": lambda path: plots.paired(said.paired, path, said.kind),
+        "paired.png": lambda path: plots.paired(said.compared, path, said.kind),
     }
 
 
@@ -127,7 +140,7 @@ def check(found: Derived, drawn: dict[str, Drawn], folder: Path) -> Iterator[str
         CheckFailed: names the file, and in the summary itself the value.
     """
     said = summary.summarise(found, drawn)
-    wanted = texts(said)
+    wanted = texts(found, said)
     written = summary.load(folder)
     same(f"{folder.name}/{summary.SUMMARY}", "value", asdict(written), asdict(said))
     drawn = pictures(found, said)
@@ -152,7 +165,7 @@ def main() -> int:
             raise Refused(f"the summary folder exists already: {arguments.output}; choose a new one")
         plan = load_run(arguments.run, check_sources=False)
         found = write(verified(plan), proved(plan), arguments.output)
-        print(f"{'qualified' if found.qualified else 'not qualified'}: {arguments.output / 'summary.md'}")
+        print("\n".join([*found.verdict.lines, str(arguments.output / "summary.md")]))
 
     return guarded(work)
 

@@ -13,6 +13,7 @@ from recipe.mgsm.baseline import OUTPUTS, Output, counts, evaluate, load
 from recipe.policy import checkpoint
 from recipe.run.result import Done
 from recipe.run.stage import Stage
+from recipe.statistics import pairs, rounded, verdict
 
 
 def measure(stage: Stage) -> Done:
@@ -32,14 +33,14 @@ def measure(stage: Stage) -> Done:
 
 
 def gates(metrics: dict) -> dict[str, bool]:
-    return {"retained": metrics["passed"]}
+    return {"retention_shown": metrics["word"] == verdict.SHOWN}
 
 
-def compare(before: Sequence[Output], after: Sequence[Output], margin: int) -> dict[str, int | bool]:
+def compare(before: Sequence[Output], after: Sequence[Output], margin: float) -> dict[str, int | float | str]:
     """Two evaluations of the same items, paired by id.
 
-    ``gained`` and ``lost`` count items that became correct or wrong. ``regression`` says that fewer are correct than
-    before, however few; ``passed`` that at most ``margin`` fewer are.
+    ``gained`` and ``lost`` count items that became correct or wrong. ``difference`` of the shares of correct items has
+    Tango's 95 % interval, which ``word`` holds against the margin (points): :func:`recipe.statistics.verdict.retention`.
 
     Raises:
         Refused: the two are not of the same items; names one.
@@ -51,13 +52,17 @@ def compare(before: Sequence[Output], after: Sequence[Output], margin: int) -> d
         if len(outputs) != len(old):
             raise Refused("a retention evaluation answers an item twice")
     was, now = counts(before), counts(after)
+    gained, lost = sum(new[key] and not old[key] for key in old), sum(old[key] and not new[key] for key in old)
+    difference, interval = (gained - lost) / len(old), pairs.score(len(old), gained, lost)
     return {
         "items": len(old),
         "margin": margin,
         **{f"{name}_before": was[name] for name in ("correct", "ambiguous", "unreadable")},
         **{f"{name}_after": now[name] for name in ("correct", "ambiguous", "unreadable")},
-        "gained": sum(new[key] and not old[key] for key in old),
-        "lost": sum(old[key] and not new[key] for key in old),
-        "regression": now["correct"] < was["correct"],
-        "passed": now["correct"] >= was["correct"] - margin,
+        "gained": gained,
+        "lost": lost,
+        "difference": rounded(difference),
+        "interval_low": rounded(interval[0]),
+        "interval_high": rounded(interval[1]),
+        "word": verdict.retention(difference, interval, margin / 100),
     }

@@ -44,7 +44,7 @@ STAGES = {
         Facts(
             "report",
             ("preflight", "baseline", "grpo", "merge", "candidate", "retention"),
-            "qualified",
+            "difference",
             decides=False,
         ),
     )

@@ -15,6 +15,7 @@ from recipe.run.evidence import CLAIM, RESULT
 from recipe.run.plan import PLAN, Frozen, Plan, Repository, Tree
 from recipe.run.result import outputs
 from recipe.stages import STAGES as FACTS
+from recipe.statistics.verdict import decided
 from runs import ROOT
 from tools.driver import chain, remote
 from tools.driver.commands import STAGES
@@ -45,7 +46,7 @@ def finish(run: Path, stage: str, plan_id: str, failure: str | None = None, numb
             "stage": stage,
             "kind": "practice",
             "gates": {"good": True},
-            "metrics": {"qualified": False},
+            "metrics": {"difference": 0.0},
             "inputs": {},
             "seconds": {"total": 1.0},
             "started": "2026-01-01T00:00:00Z",
@@ -184,13 +185,14 @@ def fake_plan(run: Path, nonce: str = "b" * 16) -> Plan:
     run.mkdir()
     write_json(run / PLAN, {"plan_id": "a" * 64, "nonce": nonce})
     tree, repository = Tree("/m", "s", {"practice.json": ""}), Repository("/r", None, [])
-    frozen = Frozen(3, "a" * 64, nonce, True, {}, {}, tree, tree, "t", {}, {}, {}, repository, None, None)
+    frozen = Frozen(4, "a" * 64, nonce, True, {}, {}, decided(2, 1, 10.0), tree, tree, "t", {}, {}, {}, repository, None, None)
     return Plan(frozen, {}, run)
 
 
 def summarised(plan) -> SimpleNamespace:
     """What is derived of a run that is none."""
-    return SimpleNamespace(qualified=False, provenance=SimpleNamespace(adapter="a" * 64, merged_checkpoint="b" * 64))
+    words = SimpleNamespace(protocol="practice", agent_task="better", retention="shown")
+    return SimpleNamespace(verdict=words, provenance=SimpleNamespace(adapter="a" * 64, merged_checkpoint="b" * 64))
 
 
 def driven(plan: Plan, world: World, said=None, again=False, stages=NAMES, register=None, **fake) -> chain.Chain:

@@ -19,6 +19,7 @@ SMALL_STEPS = 8
 SMALL = {
     "tasks": {"train": 16, "development": 4, "test": 8},
     "grpo": {"steps": SMALL_STEPS, "validation_every": 4, "checkpoint_every": 4},
+    "evaluation": {"samples_per_task": 2},
 }
 
 

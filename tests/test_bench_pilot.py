@@ -47,9 +47,9 @@ def test_minutes_follow_from_what_was_measured():
     config = replace(config, grpo=replace(config.grpo, steps=20, validation_every=8))
     protocol = replace(Protocol(), batch_size=24)
     rows = bench_pilot.pilot(parts, config, protocol)
-    assert [row["engine_minutes"] * 60 for row in rows] == pytest.approx([15 + 19 * 5, 12, 6, 6, 18, 152])
-    assert [row["native_minutes"] * 60 for row in rows] == pytest.approx([20 * (70 + 2), 120, 60, 60, 180, 1860])
-    assert rows[-1]["native_to_engine"] == pytest.approx(1860 / 152)
+    assert [row["engine_minutes"] * 60 for row in rows] == pytest.approx([15 + 19 * 5, 72, 96, 96, 18, 392])
+    assert [row["native_minutes"] * 60 for row in rows] == pytest.approx([20 * (70 + 2), 720, 960, 960, 180, 4260])
+    assert rows[-1]["native_to_engine"] == pytest.approx(4260 / 392)
 
 
 def test_native_seconds_come_from_two_budgets():

@@ -13,6 +13,7 @@ import pytest
 
 from driving import fake_plan
 from recipe import grpo
+from recipe.config import Grpo
 from recipe.errors import Refused
 from recipe.files import tree_digests, write_json
 from recipe.run import attempts
@@ -31,12 +32,12 @@ def evidence(folder):
 
 def test_the_chain_ends_in_a_summary_that_says_it_is_practice(run):
     summary = json.loads((run / "report" / "summary" / "summary.json").read_text())
-    assert summary["kind"] == "practice" and not summary["qualified"]
-    assert summary["not_qualified_because"][0].startswith("practice checkpoint")
+    assert summary["kind"] == summary["verdict"]["protocol"] == "practice"
+    assert summary["verdict"]["lines"][0].startswith("Protocol: practice checkpoint: it shows that the machinery works")
     assert all(summary["gates"].values()), summary["gates"]
     assert summary["training"]["steps"] == SMALL_STEPS and summary["training"]["mixed_groups"] > 0
     text = (run / "report" / "summary" / "summary.md").read_text()
-    assert text.startswith("# Practice run") and "Not a qualified pilot" in text
+    assert text.startswith("# Practice run") and "nothing about Qwen3" in text
     for picture in ("training.png", "paired.png"):
         assert (run / "report" / "summary" / picture).read_bytes().startswith(b"\x89PNG") and picture in text
 
@@ -63,7 +64,8 @@ def test_two_runs_of_a_plan_are_byte_identical(run, practice, tmp_path):
 
 def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_what_is_later(tmp_path):
     run = fake_plan(tmp_path / "run").run
-    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None))
+    trained = SimpleNamespace(config=SimpleNamespace(grpo=Grpo(steps=8)))
+    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None), plan=trained)
     for step in (2, 4, 5):
         saved = stage.folder / TRAINER / f"checkpoint-{step}"
         write_json(saved / "rng_state.pth", step)
@@ -72,22 +74,35 @@ def test_asking_for_a_checkpoint_changes_nothing_and_cutting_back_sets_aside_wha
         write_json(stage.folder / TRAINER / f"checkpoint-{step}" / "rng_state.pth", f"torn, it {why}")
     for step in range(1, 7):
         write_json(stage.folder / "steps" / f"step-{step:04d}.json", {"step": step})
-    write_json(stage.folder / "validation" / "step-0006.jsonl", {})
+    for step in (0, 6):
+        write_json(stage.folder / "validation" / f"step-{step:04d}.jsonl", {})
     before = tree_digests(stage.folder)
     assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-5", 5)
+    trained.config.grpo = Grpo(steps=5)  # nothing goes on from the last step
+    assert resume.latest(stage) == (stage.folder / TRAINER / "checkpoint-4", 4)
     assert tree_digests(stage.folder) == before
     resume.cut_back(stage, 4)
     later = ("checkpoint-5", "checkpoint-6", "step-0005", "step-0006")
     aside = {name: sha for name, sha in before.items() if any(step in name for step in later)}
     kept = {name: sha for name, sha in before.items() if name not in aside and "checkpoint-1" not in name}
     assert tree_digests(stage.folder) == kept and tree_digests(run / "grpo.attempt-1") == aside
-    assert len(aside) == 6 and len(kept) == 8
+    assert len(aside) == 6 and len(kept) == 9
     resume.cut_back(stage, 4)
     assert [(entry.event, entry.folder) for entry in attempts.load(run)] == [("set aside", "grpo.attempt-1")]
     (stage.folder / "steps" / "step-notes.json").touch()
     with pytest.raises(Refused, match="step-notes.json is none of the stage's own files"):
         resume.cut_back(stage, 1)
     assert tree_digests(stage.folder).items() >= kept.items()
+
+
+def test_a_training_that_begins_anew_validates_its_start_anew(tmp_path):
+    run = fake_plan(tmp_path / "run").run
+    stage = SimpleNamespace(folder=run / "grpo", runtime=SimpleNamespace(owner=None))
+    write_json(stage.folder / "validation" / "step-0000.jsonl", {})
+    resume.cut_back(stage, 1)
+    assert [*tree_digests(stage.folder)] == ["validation/step-0000.jsonl"]
+    resume.cut_back(stage, 0)
+    assert not tree_digests(stage.folder) and [*tree_digests(run / "grpo.attempt-1")] == ["validation/step-0000.jsonl"]
 
 
 def test_pausing_at_every_step_changes_nothing(run, practice, tmp_path):

@@ -44,10 +44,16 @@ grpo:
   gradient_checkpointing: true
   checkpoint_every: 8
   validation_every: 8
+  validation_samples: 4
+  select: last
+  resample: false
+  resample_tasks: 4
+  max_gap_mean: 0.05
+  max_gap_quantile: 0.5
   seed: 42
-evaluation: {precision: float32, samples_per_task: 1, batch_size: 32}
+evaluation: {precision: float32, samples_per_task: 16, batch_size: 32}
 merge: {max_kl: 0.001}
-retention: {margin: 3}
+retention: {margin: 10.0}
 precision: bfloat16
 """
 INVOICES = {
@@ -76,7 +82,7 @@ def test_overrides_reach_their_owner_and_leave_the_rest():
 
 
 def test_a_resolved_configuration_resolves_to_itself():
-    config = resolve({"grpo": {"steps": 8, "kl": 0}, "retention": {"margin": 0}})
+    config = resolve({"grpo": {"steps": 8, "kl": 0}, "retention": {"margin": 5}})
     assert resolve(asdict(config)) == config
     assert resolve(yaml.safe_load(yaml.safe_dump(asdict(config)))) == config
 
@@ -168,6 +174,17 @@ def test_wrong_type_is_refused_by_name(overrides, named):
         ({"grpo": {"num_generations": 1}}, "num_generations must be at least 2: a group of one has no advantage"),
         ({"grpo": {"steps": 129}}, "grpo.steps=129 needs more than the tasks.train=128"),
         ({"grpo": {"steps": 65, "batch_size": 8}}, "at most once"),
+        ({"grpo": {"max_gap_mean": 0}}, "grpo.max_gap_mean is out of range"),
+        ({"grpo": {"resample": True, "steps": 33}}, "grpo.steps=33 with grpo.resample_tasks=4 needs more"),
+        ({"grpo": {"resample": True, "steps": 8, "batch_size": 8}}, "grpo.resample takes one group a step"),
+        ({"grpo": {"resample": True}, "agent": {"decoder": "native"}}, "grpo.resample takes .* agent.decoder: engine"),
+        ({"grpo": {"resample": True, "resample_tasks": 1}}, "at least 2 grpo.resample_tasks"),
+        ({"grpo": {"select": "best"}}, "grpo.select must be one of last, development"),
+        ({"grpo": {"select": "development", "validation_every": 0}}, "grpo.select=development has 0 validated steps"),
+        ({"grpo": {"select": "development", "validation_every": 17}}, "has 1 validated .* at most half of grpo.steps=32"),
+        ({"grpo": {"select": "development"}, "tasks": {"development": 1}}, "at least 2 tasks in tasks.development"),
+        ({"retention": {"margin": 100}}, "retention.margin is in points and below 100, not 100.0"),
+        ({"retention": {"margin": 0}}, "retention.margin is out of range"),
     ],
 )
 def test_value_out_of_range_is_refused_by_name(overrides, named):
@@ -180,7 +197,9 @@ def test_value_out_of_range_is_refused_by_name(overrides, named):
     [
         {"agent": {"sampling": {"temperature": 0, "top_k": 0, "min_p": 0}}},
         {"grpo": {"kl": 0, "warmup_steps": 0, "validation_every": 0, "weight_decay": 0}},
-        {"retention": {"margin": 0}},
+        {"retention": {"margin": 99.9}},
+        {"grpo": {"select": "development", "validation_every": 16, "checkpoint_every": 0}, "tasks": {"development": 2}},
+        {"grpo": {"resample": True}},
         {"grpo": {"steps": 128}},
         {"grpo": {"steps": 64, "batch_size": 8}},
         {"grpo": {"seed": 0}, "agent": {"seed": 0}, "tasks": {"seed": 0}},

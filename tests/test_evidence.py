@@ -2,16 +2,17 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from recipe import grpo
-from recipe.config import resolve
+from recipe.config import Grpo, resolve
 from recipe.errors import CheckFailed, Refused
 from recipe.files import write_json
 from recipe.run import evidence
 from recipe.run.evidence import Step, Trained
+from recipe.training.trainer import GAP_QUANTILE, quantile
 from recipe.verify import replay
 
 
@@ -37,8 +38,22 @@ def test_mixed_groups_are_those_whose_rewards_differ():
     assert evidence.step_metrics([rollout(0.5), rollout(0.5)], 2)["mixed_groups"] == 0
 
 
+def test_groups_that_teach_nothing_are_counted_and_told_apart():
+    """Success with an error beside one without is mixed; equal rewards of failures may be earned in part."""
+    rewards = [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 1.0, 0.5, 0.75, 0.75]
+    records = [rollout(reward) for reward in rewards]
+    records[-2] = rollout(0.75, strict_success=True)
+    metrics = evidence.step_metrics(records, 2, records[:6])
+    assert {name: metrics[name] for name in evidence.GROUPS} == {
+        "mixed_groups": 1, "zero_variance_groups": 4, "all_success_groups": 1, "all_failure_groups": 2,
+        "dropped_groups": 3,
+    }  # fmt: skip
+
+
 def step(reward: float, success: float, norm: float, mixed: int, *tasks: str) -> Step:
     metrics = {"reward": reward, "strict_success": success, "grad_norm": norm, "mixed_groups": mixed}
+    metrics |= {"zero_variance_groups": 2 - mixed, "all_success_groups": 0, "all_failure_groups": int(mixed == 0)}
+    metrics["dropped_groups"] = 3
     return Step(1, [rollout(0.0, task) for task in tasks], metrics)
 
 
@@ -57,6 +72,7 @@ def test_the_numbers_of_a_training():
     ]  # fmt: skip
     assert evidence.training_metrics(steps) == pytest.approx({
         "steps": 8, "rollouts": 16, "unique_tasks": 8, "mixed_groups": 7,
+        "zero_variance_groups": 9, "all_success_groups": 0, "all_failure_groups": 2, "dropped_groups": 24,
         "steps_with_mixed_reward_and_gradient": 4,  # not the zero gradient, not the infinite one, not the equal rewards
         "grad_norm_min": 0.0, "grad_norm_max": math.inf,
         "reward_first_quarter": 0.15, "reward_last_quarter": 0.8,
@@ -78,10 +94,10 @@ LEARNED = [step(0.5, 0.5, 1.0, 1, "a")]
 
 
 def test_a_training_that_learned_passes():
-    done = grpo.judged(LEARNED, changed=True)
+    done = grpo.judged(Grpo(), LEARNED, {}, changed=True)
     assert done.failure is None
     assert done.gates == {"mixed_reward_groups": True, "nonzero_gradients": True, "adapter_changed": True}
-    assert done.metrics == evidence.training_metrics(LEARNED)
+    assert done.metrics == {**evidence.training_metrics(LEARNED), "selected_step": 32}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +108,43 @@ def test_a_training_that_learned_passes():
      (LEARNED, False, ["adapter_changed"])],
 )  # fmt: skip
 def test_a_training_that_learned_nothing_fails_by_name(steps, changed, failed):
-    done = grpo.judged(steps, changed)
+    done = grpo.judged(Grpo(), steps, {}, changed)
     assert [gate for gate, passed in done.gates.items() if not passed] == failed
-    assert done.failure == f"GRPO learned from nothing: {', '.join(failed)} did not hold"
+    assert done.failure == f"GRPO's training does not count: {', '.join(failed)} did not hold"
+
+
+# ---- on-policy
+
+
+def sampled(tokens: int, mean: float, quantile: float, most: float) -> Step:
+    gaps = {"logprob_gap_mean": mean, "logprob_gap_quantile": quantile, "logprob_gap_max": most}
+    learned = step(0.5, 0.5, 1.0, 1)
+    return replace(
+        learned, metrics={**learned.metrics, **gaps}, rollouts=[replace(rollout(0.0), mask=[1] * tokens + [0] * 5)]
+    )
+
+
+def test_the_gap_of_a_run_is_the_mean_of_its_tokens_and_the_largest_of_its_steps():
+    found = evidence.training_metrics([sampled(100, 0.01, 0.1, 0.9), sampled(300, 0.03, 0.4, 0.5)])
+    assert found["logprob_gap_mean"] == pytest.approx(0.025)
+    assert (found["logprob_gap_quantile"], found["logprob_gap_max"]) == (0.4, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("mean", "quantile", "settings", "held"),
+    [(0.05, 0.5, {}, True), (0.051, 0.5, {}, False), (0.05, 0.51, {}, False), (math.nan, 0.1, {}, False),
+     (0.051, 0.5, {"max_gap_mean": 0.06}, True), (0.05, 0.51, {"max_gap_quantile": 0.6}, True),
+     (0.01, 0.1, {"max_gap_mean": 0.009}, False), (0.01, 0.1, {"max_gap_quantile": 0.09}, False)],
+)  # fmt: skip
+def test_a_policy_that_is_not_the_one_that_was_sampled_fails_by_name(mean, quantile, settings, held):
+    done = grpo.judged(Grpo(**settings), [sampled(10, mean, quantile, 1.0)], {}, changed=True)
+    assert done.gates["on_policy"] is held
+    assert (done.failure is None) is held and (held or "on_policy" in done.failure)
+
+
+@pytest.mark.parametrize(("count", "place"), [(1, 0), (999, 998), (1000, 998), (1001, 999), (3000, 2996)])
+def test_the_quantile_leaves_one_token_in_a_thousand_above_it(count, place):
+    assert quantile([float(value) for value in reversed(range(count))], GAP_QUANTILE) == place
 
 
 # ---- advantages

@@ -305,8 +305,8 @@ VALUES = [
     ("manifest.json", "predicate/recipe_stages/6", REMOVED, "recipe_stages"),
     ("manifest.json", "predicate/recipe_plan_id", "0" * 64, "recipe_plan_id"),
     ("manifest.json", "predicate/recipe_layout", 9, "has layout 9"),
-    ("manifest.json", "predicate/recipe_conclusion/qualified", True, r"recipe_conclusion\.qualified is True"),
-    ("manifest.json", "predicate/recipe_conclusion/not_qualified_because", [], "not_qualified_because"),
+    ("manifest.json", "predicate/recipe_conclusion/verdict/0", "Protocol: default.", r"recipe_conclusion\.verdict"),
+    ("manifest.json", "predicate/recipe_conclusion/verdict", [], "verdict"),
     ("manifest.json", "predicate/runDetails/builder/version/master", "9", r"builder\.version\.master"),
     ("manifest.json", "predicate/buildDefinition/internalParameters/versions/torch", "9", r"versions\.torch is '9'"),
     ("manifest.json", "subject/0", REMOVED, r"manifest\.json: subject"),
@@ -419,7 +419,7 @@ def test_every_number_that_the_cluster_has_of_a_stage_is_compared(whole, stage):
     assert tried == 3 * sum(report.metrics != {"02_reward": -1.0} for report in told)
 
 
-LOST = (1, 2, 3, 4)  # told by an earlier experiment, or not yet shipped when a node was lost
+LOST = (0, 1, 2, 3, 4)  # told by an earlier experiment, or not yet shipped when a node was lost
 
 
 @pytest.mark.parametrize(
@@ -428,11 +428,12 @@ LOST = (1, 2, 3, 4)  # told by an earlier experiment, or not yet shipped when a 
         (lambda report: report.steps in LOST, None),  # went on from another experiment's checkpoint, since deleted
         (lambda report: report.steps == 4, None),  # the end of a run that was lost
         (lambda report: (report.group, report.steps) == ("validation", 4), "no validation metrics of step 4"),
+        (lambda report: report.steps == 0, "no validation metrics of step 0"),
         (lambda report: report.steps == 3, "no training metrics of step 3"),
         (lambda report: report.steps == 8, "no training metrics of step 8"),
         (lambda report: True, "no training metrics of step 1"),
     ],
-    ids=["resumed elsewhere", "lost tail", "validation alone", "a hole", "the end", "all"],
+    ids=["resumed elsewhere", "lost tail", "validation alone", "the first one", "a hole", "the end", "all"],
 )
 def test_reports_that_an_honest_run_may_lack_are_named_and_others_refused(whole, gone, refused):
     """The first run told steps 1 to 4, and 5 before it was lost; the second one 5 to 8."""
@@ -444,7 +445,7 @@ def test_reports_that_an_honest_run_may_lack_are_named_and_others_refused(whole,
             verified(whole, master)
         return
     [line] = [line for line in verified(whole, master) if "no run of it reported" in line]
-    steps = "1, 2, 3, 4" if len(told) < 8 else "4"
+    steps = "0, 1, 2, 3, 4" if len(told) < 8 else "4"
     assert line == f"not checked: stage grpo, metrics of steps {steps}: no run of it reported them"
 
 

@@ -26,6 +26,9 @@ from recipe.verify import replay
 from runs import ROOT, settings
 
 STEPS = 3
+RESAMPLED = {
+    "steps": 2, "num_generations": 2, "batch_size": 2, "resample": True, "resample_tasks": 3, "validation_every": 0
+}  # fmt: skip
 
 
 def torchrun(*command) -> subprocess.CompletedProcess:
@@ -42,10 +45,10 @@ def told(done: subprocess.CompletedProcess) -> list[str]:
     return [line[line.index(mark) :] for line in lines for mark in ("refused: ", "check failed: ") if mark in line]
 
 
-def frozen(practice: Path, folder: Path) -> plans.Plan:
+def frozen(practice: Path, folder: Path, **grpo) -> plans.Plan:
     values = settings(practice)
     values["agent"] = {"decoder": "engine"}
-    values["grpo"] |= {"steps": STEPS, "validation_every": STEPS, "gradient_checkpointing": True}
+    values["grpo"] |= {"steps": STEPS, "validation_every": STEPS, "gradient_checkpointing": True, **grpo}
     return plans.prepare(practice / "checkpoint", practice / "retention-baseline", config.resolve(values), folder)
 
 
@@ -59,12 +62,14 @@ def two(practice, tmp_path_factory) -> plans.Plan:
 
 
 @pytest.fixture(scope="module")
-def disturbed(practice, tmp_path_factory) -> tuple[plans.Plan, plans.Plan, subprocess.CompletedProcess]:
-    """Two such plans after tests/under_torchrun.py: paused at every step, and broken in one process."""
+def disturbed(practice, tmp_path_factory) -> tuple[plans.Plan, plans.Plan, plans.Plan, subprocess.CompletedProcess]:
+    """Three such plans after tests/under_torchrun.py: paused at every step, the second of them one that passes over
+    groups, and broken in one process."""
     folder = tmp_path_factory.mktemp("disturbed")
     paused, broken = (frozen(practice, folder / name) for name in ("paused", "broken"))
-    done = torchrun("tests/under_torchrun.py", paused.run / "plan.json", broken.run / "plan.json")
-    return paused, broken, done
+    resampled = frozen(practice, folder / "resampled", **RESAMPLED)
+    done = torchrun("tests/under_torchrun.py", *(one.run / "plan.json" for one in (paused, resampled, broken)))
+    return paused, resampled, broken, done
 
 
 def steps(run: Path) -> list[dict]:
@@ -154,7 +159,8 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
     assert order[:STEPS] == order[STEPS:]
     first = shared[0]["metrics"]
     per_process = ("entropy", "kl")  # TRL averages the processes' means
-    rounding = ("logprob_gap_mean", "logprob_gap_max")  # each batch shape has its own; below, that it is no more
+    # Each batch shape has its own; below, that it is no more.
+    rounding = ("logprob_gap_mean", "logprob_gap_quantile", "logprob_gap_max")
     expected = {name: value for name, value in alone[0]["metrics"].items() if name not in (*per_process, *rounding)}
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert first.keys() == alone[0]["metrics"].keys()
@@ -164,18 +170,31 @@ def test_two_processes_sample_the_rollouts_of_one(two, practice, tmp_path):
 def test_the_evidence_of_two_processes_is_accepted(two):
     replayed = []
     replay.training(two, replay.Reader.of(two.checkpoint, two.family), lambda: replayed.append(1))
-    assert len(replayed) == STEPS * two.config.grpo.batch_size + len(two.splits["development"])
+    assert len(replayed) == STEPS * two.config.grpo.batch_size + 2 * len(two.splits["development"])  # steps 0 and 3
     result = json.loads((two.run / "grpo" / "result.json").read_text())
     assert result["failure"] is None and result["machine"]["processes"] == 2
 
 
 def test_pausing_two_processes_changes_nothing(two, disturbed):
-    paused, _, done = disturbed
+    paused, *_, done = disturbed
     assert evidence(paused.run) == evidence(two.run), done.stderr[-3000:]
 
 
+def test_two_processes_pass_over_the_groups_that_one_passes_over(disturbed, practice, tmp_path):
+    """Each holds one rollout of every group: which is mixed, none of them sees alone."""
+    _, resampled, _, done = disturbed
+    plan = frozen(practice, tmp_path / "one", **RESAMPLED)
+    (plan.run / "grpo").mkdir()
+    assert grpo.train(Stage("grpo", plan, Runtime({}, lambda *_: None, lambda: False, lambda *_: None))) is not None
+    alone, shared = steps(plan.run), steps(resampled.run)
+    assert len(shared) == RESAMPLED["steps"], done.stderr[-3000:]
+    assert shared[0]["rollouts"] == alone[0]["rollouts"] and shared[0]["dropped"] == alone[0]["dropped"]
+    assert any(step["dropped"] for step in shared)
+    replay.training(resampled, replay.Reader.of(resampled.checkpoint, resampled.family))
+
+
 def test_a_failure_beside_the_chief_is_recorded_by_the_chief(disturbed):
-    _, broken, done = disturbed
+    *_, broken, done = disturbed
     assert done.returncode == 1
     [line] = told(done)
     assert "the disk with the records is gone" in line and f"evidence kept in {broken.run / 'grpo'}" in line

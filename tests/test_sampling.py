@@ -70,13 +70,14 @@ def copied(plan, folder):
 
 def test_the_right_checkpoints_draw_every_token(found):
     assert [*found] == [
-        "baseline", "retention before", "candidate", "retention after", "validation 4", f"validation {SMALL_STEPS}"
+        "baseline", "retention before", "candidate", "retention after",
+        "validation 0", "validation 4", f"validation {SMALL_STEPS}",
     ]  # fmt: skip
     for drawn in found.values():
         assert drawn.matched + drawn.undecided == drawn.tokens > 0
         assert (drawn.contradicted, drawn.contradicted_rollouts, drawn.first) == (0, 0, None)
         assert drawn.undecided <= 2 and drawn.distance <= 1e-4
-    assert (found["baseline"].rollouts, found["retention after"].rollouts) == (8, 64)
+    assert (found["baseline"].rollouts, found["retention after"].rollouts) == (16, 64)
     check(found)
 
 
@@ -87,7 +88,7 @@ def test_the_native_decoder_leaves_training_unproved(plan, engine):
 
 def test_the_engine_s_training_steps_are_drawn_by_the_weights_before_them(engine):
     found = sampling.trained(engine)
-    assert [*found] == ["training 1", "validation 4", "training 5", "validation 8"]
+    assert [*found] == ["validation 0", "training 1", "validation 4", "training 5", "validation 8"]
     assert all(drawn.contradicted == 0 and drawn.undecided <= 1 for drawn in found.values())
     check(found)
 
@@ -119,11 +120,12 @@ def test_swapped_evaluations_contradict_both_checkpoints(plan, tmp_path):
 
 
 def test_gold_answers_contradict_the_candidate(plan, tmp_path):
-    """In its evaluation, in retention items whose answer is worded otherwise, and in a validation."""
+    """In its evaluation, in retention items whose answer is worded otherwise, and in validations, the first one too."""
     forged = copied(plan, tmp_path / "run")
     tasks = {task.task_id: task for split in plan.splits.values() for task in split}
     changed = {}
-    for name, path in (("candidate", "candidate/rollouts.jsonl"), ("validation 4", "grpo/validation/step-0004.jsonl")):
+    validations = {f"validation {step}": f"grpo/validation/step-{step:04d}.jsonl" for step in (0, 4)}
+    for name, path in {"candidate": "candidate/rollouts.jsonl", **validations}.items():
         records = read_rollouts(forged.run / path, "it")
         made = [gold(plan, tasks[record.task_id]).record(Evaluated, sample=record.sample) for record in records]
         changed[name] = sum(old.ids != new.ids for old, new in zip(records, made))

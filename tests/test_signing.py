@@ -162,7 +162,7 @@ def same_signature_otherwise(run: Path, keys: Path) -> None:
 
 def other_manifest(run: Path, keys: Path) -> None:
     """The run's manifest is what was signed, but for one value in both."""
-    edit(run / manifest.NAME, "predicate/recipe_conclusion/qualified", True)
+    edit(run / manifest.NAME, "predicate/recipe_conclusion/verdict/0", "Protocol: default.")
     edit(run / signature.NAME, "payload", base64.b64encode((run / manifest.NAME).read_bytes()).decode())
 
 
@@ -299,7 +299,7 @@ def test_without_the_library_one_line_says_what_to_install(alone, keys, monkeypa
 
 def test_what_does_not_hold_is_not_signed(copied, keys):
     (copied / signature.NAME).unlink()
-    edit(copied / "report" / "summary" / "summary.json", "qualified", True)
+    edit(copied / "report" / "summary" / "summary.json", "verdict/protocol", "default")
     with pytest.raises(WRONG, match="summary"):
         commands.sign(copied, keys / "ours.pem")
     assert not (copied / signature.NAME).exists()

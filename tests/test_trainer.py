@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from transformers import TrainerCallback
 
 from recipe import config, evaluation, grpo
 from recipe.errors import CheckFailed, EnvironmentFault
@@ -15,7 +16,7 @@ from recipe.run.cluster import Runtime
 from recipe.run.stage import Stage
 from recipe.task import environment
 from recipe.training import trainer
-from runs import rules, settings
+from runs import SMALL, rules, settings
 
 
 def site(should_pause=lambda: False) -> Runtime:
@@ -135,6 +136,15 @@ def test_learning_from_nothing_fails_with_the_evidence_kept(practice, tmp_path, 
     assert len(list((stage.folder / "steps").iterdir())) == 2
 
 
+def test_validating_before_the_first_step_leaves_training_as_it_was(run, practice, tmp_path):
+    """``native`` draws from the ambient generator, which the development split's rollouts do not touch."""
+    stage = training(practice, tmp_path / "run", **{**SMALL, "grpo": {"steps": 1, "validation_every": 0}})
+    grpo.train(stage)
+    assert not (stage.folder / "validation").exists() and (run / "grpo" / "validation" / "step-0000.jsonl").exists()
+    first = "steps/step-0001.json"
+    assert (stage.folder / first).read_bytes() == (run / "grpo" / first).read_bytes()
+
+
 def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):
     stage = training(practice, tmp_path / "run")
     plan = stage.plan
@@ -143,7 +153,7 @@ def test_the_engine_evaluates_to_the_same_rollouts(practice, tmp_path):
     records = {
         decoder: evaluation.evaluate(
             model, chat, plan.splits["test"], replace(plan.config.rules, agent=replace(plan.config.agent, decoder=decoder)),
-            plan.config.evaluation,
+            samples=1, rows=32,
         )
         for decoder in ("native", "engine")
     }
@@ -154,7 +164,25 @@ def test_the_engine_trains_and_agrees_with_the_trainers_log_probabilities(practi
     stage = training(
         practice, tmp_path / "run", agent={"decoder": "engine"}, grpo={"steps": 3, "validation_every": 0}
     )
-    assert grpo.train(stage) is not None
+    done = grpo.train(stage)
     steps = [json.loads(path.read_text()) for path in sorted((stage.folder / "steps").iterdir())]
     assert len(steps) == 3
-    assert all(0 <= step["metrics"]["logprob_gap_max"] < 1e-4 for step in steps)
+    gaps = [[step["metrics"][f"logprob_gap_{kind}"] for kind in ("mean", "quantile", "max")] for step in steps]
+    assert all(0 < mean < quantile <= most < 1e-4 for mean, quantile, most in gaps)
+    assert done.gates["on_policy"] and done.metrics["logprob_gap_max"] == max(most for *_, most in gaps)
+
+
+def test_an_engine_that_samples_from_another_policy_fails_the_gate(practice, tmp_path, monkeypatch):
+    """One that was left behind at another temperature than the trainer's."""
+    make = trainer.make_decoder
+
+    def left_behind(name, policy, chat, sampling, **sizes):
+        return make(name, policy, chat, replace(sampling, temperature=2.5), **sizes)
+
+    stage = training(
+        practice, tmp_path / "run", agent={"decoder": "engine"}, grpo={"steps": 1, "validation_every": 0}
+    )
+    monkeypatch.setattr(trainer, "make_decoder", left_behind)
+    monkeypatch.setattr(grpo, "Readback", lambda *_: TrainerCallback())  # which would refuse it before
+    done = grpo.train(stage)
+    assert done.gates["on_policy"] is False and "on_policy" in done.failure

@@ -1,6 +1,6 @@
-"""What test_parallel starts with torchrun: GRPO paused after every step, then a stage that fails in one process.
+"""What test_parallel starts with torchrun: GRPO of two plans paused at every step, then a stage that fails in one.
 
-    torchrun --nproc-per-node 2 tests/under_torchrun.py PAUSED/plan.json BROKEN/plan.json
+    torchrun --nproc-per-node 2 tests/under_torchrun.py PAUSED/plan.json RESAMPLED/plan.json BROKEN/plan.json
 """
 
 import sys
@@ -52,10 +52,11 @@ def broken(self, record_id: str) -> str:
 if __name__ == "__main__":
     with processes.joined():
         exchange()
-        pause_after_every_step(sys.argv[1])
+        for path in sys.argv[1:3]:
+            pause_after_every_step(path)
         if not processes.is_main():
             broken.__doc__ = OrderEnvironment.lookup.__doc__
             OrderEnvironment.lookup = broken
-        sys.argv[1:] = ["--plan", sys.argv[2]]
+        sys.argv[1:] = ["--plan", sys.argv[3]]
         processes.joined = nullcontext  # they are
         entrypoint.main("grpo", __doc__, grpo.train)

@@ -75,6 +75,12 @@ def judge(task: Invoice, turns: Sequence[Turn], events: Sequence[Event], *, hit_
     )
 
 
+def strayed(events: Sequence[Event]) -> bool:
+    """Whether a lookup found no record after one that did: a misread invoice is not the articles' or the customer's."""
+    first = first_turn(events, lambda e: e.tool == "lookup")
+    return first is not None and any(e.tool == "lookup" and e.error is not None and e.turn > first for e in events)
+
+
 def is_total(expression: str, task: Invoice) -> bool:
     """Whether the expression *is* each quantity times its price, added up, less the discount.
 

@@ -6,7 +6,7 @@ from recipe.orders.environment import OrderEnvironment
 from recipe.orders.judge import Weights, judge, training_reward
 from recipe.orders.scripts import PROBES, careful
 from recipe.orders.tasks import WORDINGS, Order, draw
-from recipe.task.family import Family
+from recipe.task.family import Family, Missed, called
 
 FAMILY = Family(
     name="orders",
@@ -19,6 +19,12 @@ FAMILY = Family(
     weights=Weights,
     reward=training_reward,
     milestones={"verified_lookup": "verified lookup", "verified_calculation": "verified calculation"},
+    missed={
+        "verified_lookup": Missed(called("lookup"), wrong="wrong record", omitted="no lookup"),
+        "verified_calculation": Missed(
+            called("calculator"), wrong="calculation not from retrieved values", omitted="no calculation"
+        ),
+    },
     example=lambda order: json.dumps({"menge": order.quantity, "einzelpreis": order.unit_price}),
     careful=careful,
     probes=PROBES,

@@ -337,6 +337,9 @@ def overrides(training: Training) -> str:
         "grpo:\n"
         "  learning_rate: 0.001\n"
         "  gradient_checkpointing: false\n"
+        "  validation_samples: 1\n"
+        "evaluation:\n"
+        "  samples_per_task: 4  # a practice run shows nothing about Qwen3: it need not see small differences\n"
     )
 
 

@@ -5,17 +5,20 @@ Pure functions of records, used where a number is first reported and again where
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.config import Grpo
 from recipe.errors import Refused
 from recipe.records import Inside, Sha256, read, read_lines
+from recipe.statistics import prospect
 from recipe.task.environment import Event
 
 RESULT, CLAIM = "result.json", "claim.json"  # of every stage
 ROLLOUTS = "rollouts.jsonl"  # of an evaluation: one record a rollout
 STEPS, VALIDATION, TRAINER = "steps", "validation", "trainer"  # folders of the training stage
 PROTOCOL = "protocol.json"  # what training ran under, read back from the live objects
+GROUPS = ("mixed_groups", "zero_variance_groups", "all_success_groups", "all_failure_groups", "dropped_groups")
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,17 @@ class Trained(RolloutRecord):
 
 @dataclass(frozen=True)
 class Step:
-    """The file of a training step."""
+    """The file of a training step. ``dropped`` are the groups that ``grpo.resample`` tried and did not train on."""
 
     step: int
     rollouts: list[Trained]
     metrics: dict[str, float | int]
+    dropped: list[RolloutRecord] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> list[RolloutRecord]:
+        """All that was sampled for it and recorded."""
+        return [*self.rollouts, *self.dropped]
 
 
 @dataclass(frozen=True)
@@ -104,21 +113,54 @@ def aggregate(records: Sequence[RolloutRecord]) -> dict[str, float]:
     return {"rollouts": len(records), **means}
 
 
-def step_metrics(rollouts: Sequence[Trained], num_generations: int) -> dict:
-    """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ."""
-    rewards = [rollout.reward for rollout in rollouts]
-    groups = [rewards[start : start + num_generations] for start in range(0, len(rewards), num_generations)]
-    means = aggregate(rollouts)
-    return {**means, "mixed_groups": sum(len(set(group)) > 1 for group in groups)}
+def successes(records: Sequence[Evaluated], measure: str = "strict_success") -> dict[str, int]:
+    """How many of each task's samples are a strict success, or whatever ``measure`` counts, by task in the order of ids."""
+    counts = {task_id: 0 for task_id in sorted({record.task_id for record in records})}
+    for record in records:
+        counts[record.task_id] += bool(record.outcome[measure])
+    return counts
 
 
-def training_gates(metrics: dict, changed: bool) -> dict[str, bool]:
-    """Whether anything was learned from; ``changed`` says whether the trained adapter adds anything to the base."""
+def baseline_metrics(records: Sequence[Evaluated], samples: int) -> dict[str, float]:
+    """Means over rollouts, and what can be detected from where the starting checkpoint stands."""
+    return {**aggregate(records), **prospect.of_baseline(list(successes(records).values()), samples)}
+
+
+def step_metrics(rollouts: Sequence[Trained], num_generations: int, dropped: Sequence[RolloutRecord] = ()) -> dict:
+    """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ.
+
+    A group of equal rewards, one of ``zero_variance_groups``, teaches nothing but KL. ``all_success_groups`` and
+    ``all_failure_groups`` are those of them in which every rollout is a strict success, and none. Groups that were
+    ``dropped`` are in none of these.
+    """
+    groups = [rollouts[start : start + num_generations] for start in range(0, len(rollouts), num_generations)]
+    equal = [group for group in groups if len({rollout.reward for rollout in group}) == 1]
+    solved = [sum(bool(rollout.outcome["strict_success"]) for rollout in group) for group in equal]
+    return {
+        **aggregate(rollouts),
+        "mixed_groups": len(groups) - len(equal),
+        "zero_variance_groups": len(equal),
+        "all_success_groups": sum(count == len(group) for count, group in zip(solved, equal)),
+        "all_failure_groups": sum(count == 0 for count in solved),
+        "dropped_groups": len(dropped) // num_generations,
+    }
+
+
+def training_gates(metrics: dict, changed: bool, grpo: Grpo) -> dict[str, bool]:
+    """Whether anything was learned from, and, where the engine sampled, from the policy's own rollouts.
+
+    ``changed`` says whether the trained adapter adds anything to the base.
+    """
+    on_policy = {}
+    if "logprob_gap_mean" in metrics:
+        mean, quantile = metrics["logprob_gap_mean"], metrics["logprob_gap_quantile"]
+        on_policy["on_policy"] = mean <= grpo.max_gap_mean and quantile <= grpo.max_gap_quantile
     return {
         "mixed_reward_groups": metrics["mixed_groups"] > 0,
         # A group of equal rewards still has a gradient, from the KL term; only a mixed one shows a signal.
         "nonzero_gradients": metrics["steps_with_mixed_reward_and_gradient"] > 0,
         "adapter_changed": changed,
+        **on_policy,
     }
 
 
@@ -139,7 +181,7 @@ def training_metrics(steps: Sequence[Step]) -> dict:
         "steps": len(steps),
         "rollouts": sum(len(step.rollouts) for step in steps),
         "unique_tasks": len({rollout.task_id for step in steps for rollout in step.rollouts}),
-        "mixed_groups": sum(step.metrics["mixed_groups"] for step in steps),
+        **{name: sum(step.metrics[name] for step in steps) for name in GROUPS},
         "steps_with_mixed_reward_and_gradient": sum(
             step.metrics["mixed_groups"] > 0 and math.isfinite(norm) and norm > 0
             for step, norm in zip(steps, norms)
@@ -150,4 +192,15 @@ def training_metrics(steps: Sequence[Step]) -> dict:
         "reward_last_quarter": mean(steps[-quarter:], "reward"),
         "strict_success_first_quarter": mean(steps[:quarter], "strict_success"),
         "strict_success_last_quarter": mean(steps[-quarter:], "strict_success"),
+        **_gaps(steps),
     }
+
+
+def _gaps(steps: Sequence[Step]) -> dict[str, float]:
+    """Of the engine's log-probabilities from the trainer's: mean over tokens, largest quantile of a step, largest."""
+    if "logprob_gap_mean" not in steps[0].metrics:  # transformers' generate sampled
+        return {}
+    tokens = [sum(sum(rollout.mask) for rollout in step.rollouts) for step in steps]
+    total = sum(step.metrics["logprob_gap_mean"] * count for step, count in zip(steps, tokens))
+    most = {name: max(step.metrics[name] for step in steps) for name in ("logprob_gap_quantile", "logprob_gap_max")}
+    return {"logprob_gap_mean": total / sum(tokens), **most}

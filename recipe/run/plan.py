@@ -25,6 +25,8 @@ from recipe.mgsm import baseline
 from recipe.policy import checkpoint, configuration
 from recipe.records import Absolute, Commit, Form, Inside, Sha256, parse, read
 from recipe.run import repository
+from recipe.statistics import verdict
+from recipe.statistics.verdict import Decided
 from recipe.sweep.records import Chosen, Trial
 from recipe.task.family import Family, Task
 
@@ -88,6 +90,7 @@ class Frozen:
     practice: bool
     config: dict
     deviations: dict
+    decided: Decided
     checkpoint: Tree
     retention_baseline: Tree
     tasks: Sha256
@@ -139,10 +142,13 @@ class Plan:
 
     @cached_property
     def training_order(self) -> list[Task]:
-        """The tasks that training consumes, in order: a seeded draw without repetition, one group each."""
+        """The tasks that training consumes, in order: a seeded draw without repetition, one group each.
+
+        Under ``grpo.resample`` a step has ``resample_tasks`` of them to choose from, one after another.
+        """
         grpo = self.config.grpo
         groups = grpo.steps * grpo.batch_size // grpo.num_generations
-        return random.Random(f"{grpo.seed}/order").sample(self.splits["train"], groups)
+        return random.Random(f"{grpo.seed}/order").sample(self.splits["train"], groups * grpo.candidates)
 
     @property
     def kind(self) -> str:
@@ -224,6 +230,7 @@ def resolved(
         "practice": practice,
         "config": asdict(config),
         "deviations": deviations(config) | _deviations(retention),
+        "decided": asdict(_decided(config)),
         "checkpoint": {"path": str(model), **identity},
         "retention_baseline": {"path": str(retention.folder), "digest": digest(evidence), "files": evidence},
         "tasks": digest(_records(splits)),
@@ -242,6 +249,7 @@ def of_trial(base: Frozen, config: Config, trial: Trial) -> Frozen:
     document = asdict(base) | {
         "config": asdict(config),
         "deviations": deviations(config) | _measured(base),
+        "decided": asdict(_decided(config)),
         "tasks": digest(_records(_generated(config, trial))),
         "trial": asdict(trial),
     }
@@ -298,11 +306,12 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
     derived = {
         "config": asdict(config),
         "deviations": deviations(config) | _measured(frozen),
+        "decided": asdict(_decided(config)),
         "practice": PRACTICE in frozen.checkpoint.files,
         "tasks": digest(_records(splits)),
     }
     for name, value in derived.items():
-        if canonical(getattr(frozen, name)) != canonical(value):
+        if canonical(document[name]) != canonical(value):
             raise Refused(f"{path}: {name} does not follow from the configuration and the checkpoint; prepare a new plan")
     for tree in (frozen.checkpoint, frozen.retention_baseline):
         if tree.digest != digest(tree.files):
@@ -370,17 +379,28 @@ def _deviations(retention: baseline.RetentionBaseline) -> dict[str, object]:
 
 def _check_retention(recorded: baseline.RetentionBaseline, config: Config) -> None:
     """That the candidate can be compared with its retention baseline, and can fail to keep up with it."""
-    wanted, margin, correct = config.evaluation.precision, config.retention.margin, recorded.counts["correct"]
+    wanted, margin = config.evaluation.precision, config.retention.margin
+    items, correct = recorded.counts["items"], recorded.counts["correct"]
     if recorded.precision != wanted:
         raise Refused(
             f"the retention baseline {recorded.folder} was recorded in {recorded.precision}, but evaluation.precision is "
             f"{wanted}; record it with --precision {wanted}"
         )
-    if margin >= correct:
+    has = f"retention.margin={margin:g} points, and the retention baseline {recorded.folder} has"
+    if not verdict.can_be_missed(items, correct, margin / 100):
         raise Refused(
-            f"the retention gate cannot fail: retention.margin={margin}, and the retention baseline {recorded.folder} "
-            f"has {correct} correct of {recorded.counts['items']} to lose; lower the margin or record more items"
+            f"retention would be shown whatever happens: {has} {correct} correct of {items} to lose; lower the margin or "
+            "record more items"
         )
+    if not verdict.can_be_shown(items, margin / 100):
+        raise Refused(
+            f"retention can never be shown: {has} {items} items, whose interval is wider if not one changes; raise the "
+            "margin or record more items"
+        )
+
+
+def _decided(config: Config) -> Decided:
+    return verdict.decided(config.tasks.test, config.evaluation.samples_per_task, config.retention.margin)
 
 
 def _generated(config: Config, trial: Trial | None) -> dict[str, list[Task]]:

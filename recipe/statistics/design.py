@@ -42,11 +42,13 @@ def power(
         ValueError: no such items exist (a mean outside [0, 1], a spread beyond what the mean allows).
     """
     after = success + change
-    if items < 2 or samples < 1 or not 0 <= success <= 1 or not -1e-9 <= after <= 1 + 1e-9:
+    if items < 1 or samples < 1 or not 0 <= success <= 1 or not -1e-9 <= after <= 1 + 1e-9:
         raise ValueError(f"{items} items, {samples} samples, success from {success} to {after}")
     within = (success * (1 - success) - spread**2, after * (1 - after) - spread**2 - effects**2)
     if within[0] < -1e-9:
         raise ValueError(f"items of mean success {success} cannot have a standard deviation of {spread}")
+    if items == 1:
+        return 0.0  # nothing is said of one item
     if samples == 1:
         return _mcnemar_power(items, success, after, success * after + spread**2)
     return _t_power(items, effects**2 + sum(max(part, 0.0) for part in within) / samples, change)

@@ -10,6 +10,7 @@ alone, so that a design can be judged before anything is measured. Neither scipy
 """
 
 import math
+from collections.abc import Callable
 
 from recipe.statistics import LEVEL, quantile
 
@@ -22,8 +23,6 @@ def score(items: int, gained: int, lost: int, level: float = LEVEL) -> Interval:
     Raises:
         ValueError: the counts are no table.
     """
-    from scipy.optimize import brentq
-
     _table(items, gained, lost)
     z = quantile(level)
 
@@ -46,9 +45,17 @@ def score(items: int, gained: int, lost: int, level: float = LEVEL) -> Interval:
         return distance + allowed
 
     # Just off the observed difference, which is a root of its own where the variance there is 0.
-    low = -1.0 if lost == items else brentq(below, -1.0, observed - 1e-9, xtol=1e-12)
-    high = 1.0 if gained == items else brentq(above, observed + 1e-9, 1.0, xtol=1e-12)
+    low = -1.0 if lost == items else _root(below, -1.0, observed - 1e-9)
+    high = 1.0 if gained == items else _root(above, observed + 1e-9, 1.0)
     return low, high
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """By bisection: every stage holds its plan against an interval, and would load scipy for that alone."""
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
 
 
 def newcombe(items: int, gained: int, lost: int, both: int, level: float = LEVEL) -> Interval:

@@ -20,11 +20,63 @@ not shown    anything else: too few items to say
 few items. Nor does it take a proven loss inside the margin, which was declared tolerable before it was measured.
 """
 
-from recipe.statistics import LEVEL
-from recipe.statistics.pairs import Interval
+from dataclasses import dataclass
+
+from recipe.statistics import LEVEL, POWER
+from recipe.statistics.pairs import Interval, score
 
 BETTER, NO_DIFFERENCE, WORSE = "better", "no difference detected", "worse"
 SHOWN, NOT_SHOWN, LOST = "shown", "not shown", "lost"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a plan says beforehand about how its numbers will be judged."""
+
+    items: int
+    samples: int  # an item
+    level: float
+    power: float
+    interval: str
+    test: str
+    agent_task: dict[str, str]
+    margin: float  # of retention, in points
+    retention_interval: str
+    retention: dict[str, str]
+
+
+def decided(items: int, samples: int, margin: float) -> Decided:
+    """The rules above, for a plan to freeze."""
+    return Decided(
+        items=items,
+        samples=samples,
+        level=LEVEL,
+        power=POWER,
+        interval="Tango's score interval" if samples == 1 else "Student's t over items",
+        test="exact McNemar test" if samples == 1 else "exact sign-flip test over items",
+        agent_task={
+            BETTER: "interval above 0, and the test rejects that nothing changed",
+            WORSE: "interval below 0, and the test rejects it",
+            NO_DIFFERENCE: "anything else",
+        },
+        margin=margin,
+        retention_interval="Tango's score interval",
+        retention={
+            SHOWN: "lower bound above -margin",
+            LOST: "not shown, and upper bound below 0",
+            NOT_SHOWN: "anything else",
+        },
+    )
+
+
+def can_be_shown(items: int, margin: float) -> bool:
+    """Whether retention is shown where no item changes; if not then, it is never."""
+    return score(items, 0, 0)[0] > -margin
+
+
+def can_be_missed(items: int, correct: int, margin: float) -> bool:
+    """Whether retention is not shown where every item that was ``correct`` is lost."""
+    return score(items, 0, correct)[0] <= -margin
 
 
 def agent_task(difference: float, interval: Interval, p: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe.errors import Refused
 from recipe.records import parse
-from recipe.task.environment import Environment
+from recipe.task.environment import Environment, Event
 from recipe.task.outcome import Outcome
 
 # What a scripted policy says: (thought, visible text) of each of its turns.
@@ -60,6 +60,24 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """How a milestone is missed, in words.
+
+    ``tried`` says of a rollout's events whether the policy went for it at all; it then missed by a ``wrong`` call, else
+    because it ``omitted`` one. Words may be shared between milestones.
+    """
+
+    tried: Callable[[Sequence[Event]], bool]
+    wrong: str
+    omitted: str
+
+
+def called(tool: str) -> Callable[[Sequence[Event]], bool]:
+    """Whether ``tool`` was called, for :attr:`Missed.tried`."""
+    return lambda events: any(event.tool == tool for event in events)
+
+
+@dataclass(frozen=True)
 class Probe:
     """A scripted policy that fails or cheats, and what it must get.
 
@@ -87,7 +105,9 @@ class Family:
         judge: ``judge(task, turns, events, hit_cap=…, tokens=…)``: the outcome of a rollout, a pure function.
         weights: dataclass of the training reward's settings, frozen with the plan under ``reward``.
         reward: shaped training reward in [0, 1] of (outcome, weights).
-        milestones: fields of its outcome that can be earned on the way, with their titles, in order.
+        milestones: fields of its outcome that can be earned on the way, with their titles, in order. They follow from
+            the events alone.
+        missed: of each milestone, how it is missed.
         example: an observation of a task, to prove the chat template with.
         careful: the scripted policy that does it right.
         probes: the scripted policies that do not.
@@ -104,6 +124,7 @@ class Family:
     weights: type
     reward: Callable[[Outcome, Any], float]
     milestones: Mapping[str, str]
+    missed: Mapping[str, Missed]
     example: Callable[[Any], str]
     careful: Scripted
     probes: tuple[Probe, ...]

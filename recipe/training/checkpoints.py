@@ -44,7 +44,7 @@ class Saver(TrainerCallback):
         self.paused = False
 
     def on_step_end(self, args, state, control, **_):
-        last = state.global_step >= state.max_steps  # the finished adapter is kept instead
+        last = state.global_step >= state.max_steps  # nothing goes on from there
         self.paused = not last and processes.main_rank(self._stage.should_pause)
         if self.paused or state.global_step in self._scheduled:
             control.should_save = True
@@ -60,7 +60,8 @@ class Saver(TrainerCallback):
         follow_umask(folder)
         write_json(_seal(folder), asdict(Seal(state.global_step, tree_digests(folder))))
         _discard_unscheduled(self._stage, but=state.global_step)
-        self._stage.store(folder, state.global_step, {"plan_id": self._stage.plan.id, "resumable": True})
+        if state.global_step < state.max_steps:
+            self._stage.store(folder, state.global_step, {"plan_id": self._stage.plan.id, "resumable": True})
 
 
 def _strip(checkpoint: Path) -> None:
@@ -76,14 +77,17 @@ def _strip(checkpoint: Path) -> None:
 
 
 def latest(stage: Stage) -> tuple[Path | None, int]:
-    """The newest whole checkpoint and its step, ``(None, 0)`` without one.
+    """The newest whole checkpoint that training goes on from and its step, ``(None, 0)`` without one.
+
+    Not that of the last step, from which transformers would train one more.
 
     Raises:
         CheckFailed: a checkpoint whose files are not those that were written.
         Refused: one of another number of processes, which has other random states.
     """
     folder = stage.folder / TRAINER
-    step = max((_number(seal) for seal in folder.glob("checkpoint-*.json")), default=0)
+    saved = map(_number, folder.glob("checkpoint-*.json"))
+    step = max((number for number in saved if number < stage.plan.config.grpo.steps), default=0)
     if not step:
         return None, 0
     checkpoint = folder / f"checkpoint-{step}"
@@ -100,10 +104,13 @@ def latest(stage: Stage) -> tuple[Path | None, int]:
 
 
 def cut_back(stage: Stage, step: int) -> None:
-    """Set aside what is later than ``step``, which training goes on from; what is torn before that was to be removed."""
+    """Set aside what is later than ``step``, which training goes on from; what is torn before that was to be removed.
+
+    Training from 0 begins with the validation of step 0, which is set aside with the rest then.
+    """
     beside = [path for kind in (STEPS, VALIDATION) for path in (stage.folder / kind).glob("step-*")]
     saved = (stage.folder / TRAINER).glob("checkpoint-*")
-    later = [path for path in [*saved, *beside] if _number(path) > step]
+    later = [path for path in [*saved, *beside] if _number(path) > step or not step]
     later.sort(key=lambda path: (path.is_dir(), path))  # a checkpoint after its seal: between the two it is torn
     torn = [folder for folder in _folders(stage) if _number(folder) <= step and not _seal(folder).exists()]
     if later:

@@ -96,9 +96,18 @@ def schedule(grpo: Grpo) -> list[float]:
 
 
 def kept(grpo: Grpo) -> list[int]:
-    """The steps whose checkpoints stay; not the last one, whose adapter is the stage's own outcome."""
+    """The steps whose checkpoints stay, every validated one among them.
+
+    Not the last one, whose adapter is the stage's own outcome, unless that may be another step's.
+    """
     every = [number for number in (grpo.checkpoint_every, grpo.validation_every) if number]
-    return [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
+    scheduled = [step for step in range(1, grpo.steps) if any(step % number == 0 for number in every)]
+    return [*scheduled, grpo.steps] if grpo.select == "development" else scheduled
+
+
+def validated(grpo: Grpo) -> list[int]:
+    """The steps after which the development split is evaluated; step 0 is the starting policy."""
+    return list(range(0, grpo.steps + 1, grpo.validation_every)) if grpo.validation_every else []
 
 
 def _factor(grpo: Grpo, step: int) -> float:

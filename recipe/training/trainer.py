@@ -1,4 +1,4 @@
-"""TRL 0.29.0's GRPOTrainer with four things added, and nothing of its algorithm changed.
+"""TRL 0.29.0's GRPOTrainer with five things added, and nothing of its algorithm changed.
 
 How it departs from upstream:
 
@@ -8,6 +8,8 @@ How it departs from upstream:
   and cuts afterwards, which executes calls that the policy was not going to be shown the answers of.
 * **The engine**, where the plan chose it, samples in place of ``model.generate``; each rollout then draws from a stream
   of its own, and the log-probabilities it sampled with are compared with the trainer's, as a metric of every step.
+* **Groups that teach nothing** are passed over, where the plan says so (``grpo.resample``): the engine samples the
+  groups of several tasks at once, and TRL is given the first one whose rewards differ.
 * **Every rollout is proved**: beside TRL's stream grows a :class:`~recipe.rollout.Rollout` from the sampled ids
   alone; ids, loss mask, conditioning prefix and environment events must agree, or training stops. With several
   processes (:mod:`recipe.run.processes`) it stops in all of them.
@@ -15,6 +17,8 @@ How it departs from upstream:
 Generation, grouped advantages, reference log-probabilities and the loss are upstream's.
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -24,19 +28,27 @@ from trl import GRPOTrainer
 from recipe.config import Rules
 from recipe.errors import CheckFailed
 from recipe.policy import make_decoder
-from recipe.policy.decoding import RandomStream
+from recipe.policy.decoding import Dialogue, RandomStream, Request, Sampled
 from recipe.rollout import Rollout, rollout_context
 from recipe.run import processes
 from recipe.task.environment import Environment, begin_turn, events, execute, raise_fault
+from recipe.task.family import Task
 
 SAMPLED = "sampled_logps"  # (B, T): the engine's log-probabilities, zero off the policy's own tokens
+GAP_QUANTILE = 0.999  # of a step's tokens: the largest of a few hundred, not of several thousand
 TRL_VERSION = "0.29.0"  # the overridden methods are private ones; other releases have others
 
 
 class AgenticGRPOTrainer(GRPOTrainer):
-    """``on_rollouts(rollouts, advantages)`` hears every scored batch of this process, in dataset order."""
+    """``on_rollouts(rollouts, advantages, dropped)`` hears every scored batch of this process, in dataset order, and
+    the groups that were tried for it and dropped.
 
-    def __init__(self, *, rules: Rules, on_rollouts, **arguments):
+    Args:
+        candidates: the tasks that each group may be of, in the order in which they are tried; the dataset has the first
+            of each. One each, unless a step is one group.
+    """
+
+    def __init__(self, *, rules: Rules, on_rollouts, candidates: Sequence[Sequence[Task]], **arguments):
         if trl.__version__ != TRL_VERSION:
             raise CheckFailed(f"trainer: trl {trl.__version__} is installed, this trainer is written for {TRL_VERSION}")
         super().__init__(reward_funcs=self._shaped_reward, environment_factory=rules.family.environment, **arguments)
@@ -46,22 +58,60 @@ class AgenticGRPOTrainer(GRPOTrainer):
         if names != [schema["function"]["name"] for schema in self._chat.tools]:
             raise CheckFailed(f"trainer: TRL offers the tools {names}, the chat renders others")
         self._sync_tool_dicts = [_AnyTool(environment) for environment in self.environments]
+        self._candidates = {tasks[0].task_id: tasks for tasks in candidates}
+        self._drawn: list[list[Sampled]] = []
+        self._dropped: list[list[Rollout]] = []
         self.engine = None
         if (agent := rules.agent).decoder == "engine":
-            context = rollout_context(self._chat, agent, (rules.family.task(**row["task"]) for row in self.train_dataset))
-            policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments)
+            context = rollout_context(self._chat, agent, (task for tasks in candidates for task in tasks))
+            policy, rows = self.accelerator.unwrap_model(self.model), len(self.environments) * len(candidates[0])
             self.engine = make_decoder("engine", policy, self._chat, agent.sampling, rows=rows, context=context)
 
     def _generate_and_score_completions(self, inputs):
         self._tasks = [self.rules.family.task(**row["task"]) for row in inputs]
+        if len(self._candidates[self._tasks[0].task_id]) > 1:
+            self._tasks = [self._first_mixed(len(inputs))] * len(inputs)
+            inputs = [{**given, **dataset_row(task)} for given, task in zip(inputs, self._tasks)]
         output = super()._generate_and_score_completions(inputs)
-        self._on_rollouts(self._rollouts, output["advantages"].tolist())
+        self._on_rollouts(self._rollouts, output["advantages"].tolist(), self._dropped)
         if self.engine is not None:  # a column of the batch, which TRL shuffles and splits with the others
             output[SAMPLED] = torch.zeros_like(output["completion_ids"], dtype=torch.float32)
             for row, (rollout, own) in enumerate(zip(self._rollouts, self._logprobs, strict=True)):
                 policy = [place for place, mask in enumerate(rollout.mask) if mask]
                 output[SAMPLED][row, policy] = torch.tensor(own, device=output[SAMPLED].device)
         return output
+
+    def _first_mixed(self, rows: int) -> Task:
+        """The first candidate of this step whose group has unequal rewards, or the first of all.
+
+        The groups of all candidates are sampled at once. What was drawn for the chosen one is kept, for TRL to be given
+        turn by turn; the groups that were tried before it, or all others where none is mixed, are dropped.
+        """
+        candidates = self._candidates[self._tasks[0].task_id]
+        groups: list[list[tuple[Rollout, list[Sampled]]]] = []
+
+        def sample() -> list[list[float]]:
+            spoken = self.engine.serve(
+                _heard(Rollout(task, self._chat, self.rules), stream)
+                for task in candidates
+                for stream in self._own_streams([task] * rows)
+            )
+            groups.extend(spoken[first : first + rows] for first in range(0, len(spoken), rows))
+            return [[rollout.reward() for rollout, _ in group] for group in groups]
+
+        rewards = zip(*processes.gather(sample))  # of each candidate, the parts of all processes
+        mixed = [place for place, parts in enumerate(rewards) if len({reward for part in parts for reward in part}) > 1]
+        chosen = mixed[0] if mixed else 0
+        dropped = range(chosen) if mixed else range(1, len(candidates))
+        self._drawn = [turns for _, turns in groups[chosen]]
+        self._dropped = [[rollout for rollout, _ in groups[place]] for place in dropped]
+        return candidates[chosen]
+
+    def _own_streams(self, tasks: Sequence[Task]) -> list[RandomStream]:
+        """Those of this process's rows of a batch; a group may be spread over processes."""
+        first = processes.rank() * len(tasks)
+        numbered = enumerate(tasks, first)
+        return [RandomStream(self.rules.agent.seed, task.task_id, row % self.num_generations) for row, task in numbered]
 
     def _compute_loss(self, model, inputs):
         self._batch = inputs
@@ -70,11 +120,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts):
         self._rollouts = [Rollout(task, self._chat, self.rules) for task in self._tasks]
         self._rows = None
-        first = processes.rank() * len(self._tasks)  # a group may be spread over processes
-        self._streams = [
-            RandomStream(self.rules.agent.seed, task.task_id, row % self.num_generations)
-            for row, task in enumerate(self._tasks, first)
-        ]
+        self._streams = self._own_streams(self._tasks)
         self._logprobs = [[] for _ in prompts]
         generated = super()._generate(prompts)
         processes.all_ranks(partial(self._prove, *generated[:3]))
@@ -125,11 +171,14 @@ class AgenticGRPOTrainer(GRPOTrainer):
     def _sample_by_engine(self, prompts, rows):
         rendered = self.processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
         open_ = [place for place, row in enumerate(rows) if self._rollouts[row].open]
-        turns = self.engine.turns(
-            [rendered[place] for place in open_],
-            [self._rollouts[rows[place]].budget for place in open_],
-            [self._streams[rows[place]] for place in open_],
-        )
+        if self._drawn:
+            turns = [self._drawn[rows[place]][len(self._rollouts[rows[place]].turns)] for place in open_]
+        else:
+            turns = self.engine.turns(
+                [rendered[place] for place in open_],
+                [self._rollouts[rows[place]].budget for place in open_],
+                [self._streams[rows[place]] for place in open_],
+            )
         sampled = [[] for _ in rows]
         for place, turn in zip(open_, turns):
             sampled[place] = turn.ids
@@ -150,6 +199,7 @@ class AgenticGRPOTrainer(GRPOTrainer):
         gaps = (logprobs - self._batch[SAMPLED]).abs()[policy].tolist()
         gaps = [gap for part in processes.gather(lambda: gaps) for gap in part]
         self._metrics["train"]["logprob_gap/mean"].append(sum(gaps) / len(gaps))
+        self._metrics["train"]["logprob_gap/quantile"].append(quantile(gaps, GAP_QUANTILE))
         self._metrics["train"]["logprob_gap/max"].append(max(gaps))
 
     def _shaped_reward(self, prompts, **_) -> list[float]:
@@ -158,6 +208,25 @@ class AgenticGRPOTrainer(GRPOTrainer):
         if len(rewards) != len(prompts):  # TRL would broadcast a single reward over the batch
             raise CheckFailed(f"trainer: {len(rewards)} rewards for {len(prompts)} rollouts")
         return rewards
+
+
+def dataset_row(task: Task) -> dict:
+    """A task as a row of TRL's dataset."""
+    return {"prompt": task.messages(), "task": task.record()}
+
+
+def _heard(rollout: Rollout, stream: RandomStream) -> Dialogue:
+    """The conversation that samples ``rollout``; its result is the rollout and what was sampled, turn by turn."""
+    turns = []
+    while rollout.open:
+        turns.append((yield Request(rollout.prompt + rollout.ids, rollout.budget, stream)))
+        rollout.add_turn(turns[-1].ids)
+    return rollout, turns
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The smallest of ``values`` that at least ``share`` of them do not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def prove(rollout: Rollout, prompt_ids, ids, mask, happened) -> None:

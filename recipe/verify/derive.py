@@ -22,6 +22,8 @@ from recipe.run.evidence import Evaluated, Seal
 from recipe.run.plan import ROOT, Plan
 from recipe.run.result import Result, completed, consumed
 from recipe.stages import EVIDENCE
+from recipe.training import selection
+from recipe.training.adapter import WEIGHTS
 from recipe.training.protocol import kept
 from recipe.verify import opened, replay
 from recipe.verify.replay import Reader, Training, same
@@ -91,17 +93,18 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
         replay.observed(f"stage {name}", results[name].metrics, SEEN[name])
     metrics = {
         "preflight": results["preflight"].metrics,
-        "baseline": evidence.aggregate(baseline),
-        "grpo": evidence.training_metrics(training.steps),
+        "baseline": evidence.baseline_metrics(baseline, plan.config.evaluation.samples_per_task),
+        "grpo": {**evidence.training_metrics(training.steps), **selection.metrics(plan.config.grpo, training.solved)},
         "merge": {name: results["merge"].metrics[name] for name in SEEN["merge"]},
         "candidate": evidence.aggregate(candidate),
         "retention": replay.retained(plan) if plan.retention_baseline.is_dir() else results["retention"].metrics,
     }
+    _chosen(plan, metrics["grpo"]["selected_step"])
     changed = not opened.is_neutral(plan.run / "grpo" / "adapter")
     gates = {
         "preflight": {"worker": True},
         "baseline": {},
-        "grpo": evidence.training_gates(metrics["grpo"], changed),
+        "grpo": evidence.training_gates(metrics["grpo"], changed, plan.config.grpo),
         "merge": evidence.merge_gates(metrics["merge"], plan.config.merge.max_kl, _same_files(plan)),
         "candidate": {},
         "retention": retention.gates(metrics["retention"]),
@@ -110,6 +113,16 @@ def derive(plan: Plan, replayed: bool = True, told: Callable[[], object] = lambd
         same(f"stage {name}", "metric", result.metrics, metrics[name])
         same(f"stage {name}", "gate", result.gates, gates[name])
     return Derived(plan, results, metrics, gates, baseline, candidate, training, told_of)
+
+
+def _chosen(plan: Plan, step: int) -> None:
+    """The adapter is that of the step which the development split chooses; by default that of the last one, whose
+    checkpoint is not kept."""
+    if plan.config.grpo.select == "last":
+        return
+    kept_there = plan.run / "grpo" / evidence.TRAINER / f"checkpoint-{step}" / WEIGHTS
+    if file_digest(plan.run / "grpo" / "adapter" / WEIGHTS) != file_digest(kept_there):
+        raise CheckFailed(f"grpo/adapter/{WEIGHTS} is not that of step {step}, which the development split chooses")
 
 
 def _same_files(plan: Plan) -> bool:
@@ -126,6 +139,12 @@ def _weights(plan: Plan) -> None:
         opened.check_adapter(adapter, plan.checkpoint, grpo)
         opened.check_merged(plan.checkpoint, adapter, merged, grpo)
         opened.check_files(plan.checkpoint, merged)
+    _saved(plan)
+
+
+def _saved(plan: Plan) -> None:
+    """The checkpoints of training are those of the frozen schedule, and as they were saved."""
+    grpo = plan.config.grpo
     found = sorted(path.name for path in (plan.run / "grpo" / evidence.TRAINER).glob("*"))
     due = sorted(f"checkpoint-{step}{rest}" for step in kept(grpo) for rest in ("", ".json"))
     if found != due:

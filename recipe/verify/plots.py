@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from recipe.errors import CheckFailed
 from recipe.records import short
-from recipe.verify.summary import Paired
+from recipe.verify.comparison import Comparison
 
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"  # Okabe and Ito: safe for colour-blind readers
 WINDOW = 5  # steps of the running mean
@@ -33,14 +33,13 @@ def training(steps: list[dict], validations: dict[int, dict], path: Path, kind: 
     _save(figure, path)
 
 
-def paired(counts: Paired, path: Path, kind: str) -> None:
+def paired(counts: Comparison, path: Path, kind: str) -> None:
     """How many test items the candidate solves better, equally or worse than the baseline."""
     figure, axes = _figure(7.5, 1.9)
-    between = counts.items - counts.better - counts.worse - counts.equal_success - counts.equal_failure
     parts = (
         ("both solve it", counts.equal_success, BLUE),
         ("candidate better", counts.better, GREEN),
-        ("equal in part", between, "#56b4e9"),
+        ("equal in part", counts.equal_in_part, "#56b4e9"),
         ("candidate worse", counts.worse, ORANGE),
         ("neither solves it", counts.equal_failure, GREY),
     )

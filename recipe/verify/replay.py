@@ -35,6 +35,7 @@ from recipe.run.evidence import (
     read_step,
     step_metrics,
     step_name,
+    successes,
     validation_name,
 )
 from recipe.run.plan import Plan
@@ -109,10 +110,11 @@ def evaluation(
 
 @dataclass(frozen=True)
 class Training:
-    """What training left: its steps in order, and the aggregates on the development split by step."""
+    """What training left: its steps in order, and by step the development split's aggregates and tasks' successes."""
 
     steps: list[Step]
     validations: dict[int, dict]
+    solved: dict[int, list[int]]
 
 
 def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lambda: None) -> Training:
@@ -120,7 +122,8 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
     config = plan.config.grpo
     folder = plan.run / "grpo"
     _ran_as_planned(plan)
-    planned = [task.task_id for task in plan.training_order for _ in range(config.num_generations)]
+    planned = [task.task_id for task in plan.training_order]
+    each = len(planned) // config.steps  # tasks of a step
     names = sorted(path.name for path in (folder / STEPS).glob("*"))
     if names != [step_name(step) for step in range(1, config.steps + 1)]:
         raise CheckFailed(f"grpo/steps: {len(names)} files do not make the {config.steps} frozen steps")
@@ -133,18 +136,44 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
         if step.step != number + 1:
             raise CheckFailed(f"{where}: field step is {step.step!r}")
         records = step.rollouts
-        due = planned[number * config.batch_size : (number + 1) * config.batch_size]
-        if [record.task_id for record in records] != due:
+        due = planned[number * each : (number + 1) * each]
+        if config.resample:
+            due = _first_mixed(step, due, config.num_generations, where)
+        elif step.dropped:
+            raise CheckFailed(f"{where}: field dropped holds rollouts, and the plan drops none")
+        if [record.task_id for record in records] != _each(due, config.num_generations):
             raise CheckFailed(f"{where}: field task_id is not in the frozen order of tasks")
         rollouts(records, tasks, reader, plan, where, told)
+        rollouts(step.dropped, tasks, reader, plan, f"{where} dropped", told)
         advantages(records, config, where)
         observed(where, step.metrics, seen)
-        derived = step_metrics(records, config.num_generations)
+        if plan.config.agent.decoder == "engine":
+            _ordered(where, step.metrics)
+        derived = step_metrics(records, config.num_generations, step.dropped)
         same(where, "metric", step.metrics, {key: step.metrics[key] for key in seen} | derived)
         rate = step.metrics["learning_rate"]
         if not abs(rate - rates[number]) <= TOLERANCE * config.learning_rate:
             raise CheckFailed(f"{where}: metric learning_rate is {rate!r}, the schedule gives {rates[number]!r}")
-    return Training(steps, _validations(plan, reader, told))
+    return Training(steps, *_validations(plan, reader, told))
+
+
+def _first_mixed(step: Step, candidates: list[str], size: int, where: str) -> list[str]:
+    """The one task that a step was to train on, by the rewards of all groups that it tried in their frozen order."""
+    dropped = [step.dropped[start : start + size] for start in range(0, len(step.dropped), size)]
+    chosen, equal = len(dropped), not _mixed(step.rollouts)
+    tried = candidates[1:] if equal else candidates[:chosen]
+    if any(map(_mixed, dropped)) or [record.task_id for record in step.dropped] != _each(tried, size):
+        raise CheckFailed(f"{where}: field dropped is not the equal groups that were tried, in the frozen order")
+    return candidates[:1] if equal else candidates[chosen : chosen + 1]
+
+
+def _mixed(group: Sequence[RolloutRecord]) -> bool:
+    return len({record.reward for record in group}) > 1
+
+
+def _each(tasks: Sequence[str], size: int) -> list[str]:
+    """A group's rollouts of each task, by the task's id."""
+    return [task for task in tasks for _ in range(size)]
 
 
 def _seen(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -154,8 +183,16 @@ def _seen(plan: Plan) -> dict[str, tuple[float, float]]:
     if plan.config.grpo.kl:
         seen["kl"] = (-1e-5, math.inf)  # an estimate that is never negative, but for its rounding
     if plan.config.agent.decoder == "engine":
-        seen |= {"logprob_gap_mean": positive, "logprob_gap_max": positive}
+        seen |= {f"logprob_gap_{kind}": positive for kind in ("mean", "quantile", "max")}
     return seen
+
+
+def _ordered(where: str, metrics: Mapping) -> None:
+    """No mean and no quantile lies above the largest value, but for the rounding of a mean."""
+    most = metrics["logprob_gap_max"] * (1 + TOLERANCE)
+    for kind in ("mean", "quantile"):
+        if not metrics[f"logprob_gap_{kind}"] <= most:
+            raise CheckFailed(f"{where}: metric logprob_gap_{kind} is above logprob_gap_max")
 
 
 def observed(where: str, metrics: Mapping, seen: Mapping[str, tuple[float, float]]) -> None:
@@ -177,9 +214,11 @@ def _ran_as_planned(plan: Plan) -> None:
     protocol.check(where, protocol.planned(plan.config), recorded)
 
 
-def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) -> dict[int, dict]:
-    every, aggregates = plan.config.grpo.validation_every, {}
-    steps = range(every, plan.config.grpo.steps + 1, every) if every else ()
+def _validations(
+    plan: Plan, reader: Reader | None, told: Callable[[], object]
+) -> tuple[dict[int, dict], dict[int, list[int]]]:
+    """Aggregates by step, and the tasks' successes by step."""
+    aggregates, solved, steps = {}, {}, protocol.validated(plan.config.grpo)
     due = [validation_name(step) for step in steps]
     found = sorted(path.name for path in (plan.run / "grpo" / VALIDATION).glob("*"))
     if found != due:
@@ -189,8 +228,8 @@ def _validations(plan: Plan, reader: Reader | None, told: Callable[[], object]) 
         records = read_rollouts(plan.run / "grpo" / VALIDATION / name, "a validation")
         _complete(records, plan, "development", where)
         rollouts(records, _by_id(plan, "development"), reader, plan, where, told)
-        aggregates[step] = aggregate(records)
-    return aggregates
+        aggregates[step], solved[step] = aggregate(records), [*successes(records).values()]
+    return aggregates, solved
 
 
 def advantages(records: Sequence[Trained], config, where: str) -> None:
@@ -227,7 +266,8 @@ def _by_id(plan: Plan, split: str) -> dict[str, Task]:
 
 
 def _complete(records: Sequence[Evaluated], plan: Plan, split: str, where: str) -> None:
-    samples = plan.config.evaluation.samples_per_task
+    config = plan.config
+    samples = config.grpo.validation_samples if split == "development" else config.evaluation.samples_per_task
     due = [(task.task_id, sample) for task in plan.splits[split] for sample in range(samples)]
     if len(records) != len(due):
         raise CheckFailed(f"{where}: {len(records)} records for the {len(due)} frozen items")

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from recipe.config import Grpo
 from recipe.errors import CheckFailed, Refused
 from recipe.files import tree_digests
 from recipe.run.cluster import Runtime
-from recipe.run.evidence import STEPS, TRAINER, VALIDATION, step_name
+from recipe.run.evidence import STEPS, TRAINER, VALIDATION, step_name, validation_name
 from recipe.run.plan import PLAN, Plan
 from recipe.run.result import completed, machine
 from recipe.run.stage import Stage
-from recipe.training.protocol import kept
+from recipe.training.protocol import kept, validated
 
 KIND = ("processes", "processor", "threads", "gpu")  # of a machine: what the order of its sums depends on
 _STEP = re.compile(rf"(?:{STEPS}|{VALIDATION})/step-(\d+)\.jsonl?|{TRAINER}/checkpoint-(\d+)[./].*")
@@ -48,7 +49,7 @@ def interval(plan: Plan, text: str) -> tuple[int, int]:
     Raises:
         Refused: it does not lie between two places where training can begin and end.
     """
-    places = [0, *kept(plan.config.grpo), plan.config.grpo.steps]
+    places = sorted({0, *kept(plan.config.grpo), plan.config.grpo.steps})
     first, colon, last = text.partition(":")
     try:
         start, end = int(first or places[0]), int(last or places[-1])
@@ -82,7 +83,7 @@ def rerun(plan: Plan, start: int, end: int) -> Again:
         stage = Stage("grpo", replace(plan, run=Path(scratch)), _until(Path(scratch), end))
         shutil.copyfile(plan.run / PLAN, stage.plan.run / PLAN)  # which the scratch folder's own journal follows
         stage.folder.mkdir()
-        _begin(source, stage.folder, start)
+        _begin(source, stage.folder, start, plan.config.grpo)
         before = tree_digests(stage.folder)
         checkpoint, _ = checkpoints.latest(stage)
         if start and checkpoint is None:
@@ -105,20 +106,24 @@ def _until(scratch: Path, end: int) -> Runtime:
     return Runtime({}, lambda *_: None, lambda: end == 1 or before.exists(), lambda *_: None)
 
 
-def _begin(source: Path, target: Path, start: int) -> None:
-    """What a training that was paused after ``start`` had left."""
+def _begin(source: Path, target: Path, start: int, grpo: Grpo) -> None:
+    """What a training that was paused after ``start`` had left: steps, validations, kept checkpoints."""
     if not start:
         return
-    name = f"checkpoint-{start}"
-    shutil.copytree(source / TRAINER / name, target / TRAINER / name)
-    shutil.copyfile(source / TRAINER / f"{name}.json", target / TRAINER / f"{name}.json")
-    (target / STEPS).mkdir()
-    for step in range(1, start + 1):
-        shutil.copyfile(source / STEPS / step_name(step), target / STEPS / step_name(step))
+    for step in (step for step in kept(grpo) if step <= start):
+        name = f"{TRAINER}/checkpoint-{step}"
+        shutil.copytree(source / name, target / name)
+        shutil.copyfile(source / f"{name}.json", target / f"{name}.json")
+    files = [f"{STEPS}/{step_name(step)}" for step in range(1, start + 1)]
+    files += [f"{VALIDATION}/{validation_name(step)}" for step in validated(grpo) if step <= start]
+    for name in files:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target / name)
 
 
 def _within(name: str, start: int, end: int, last: int) -> bool:
     """Whether the file of the stage was made in the interval; protocol and adapter have no step in their names."""
     if found := _STEP.fullmatch(name):
-        return start < int(found[1] or found[2]) <= end
+        step = int(found[1] or found[2])
+        return start < step <= end or step == start == 0  # the validation before the first step
     return name.startswith("adapter/") and end == last or name == "protocol.json"

@@ -10,7 +10,8 @@ What is proved, each by the weights that are claimed::
 
     baseline, retention before     the starting checkpoint
     candidate, retention after     merge/checkpoint
-    validation N                   the starting checkpoint in the precision of training, with the adapter of step N
+    validation 0                   the starting checkpoint in the precision of training
+    validation N                   the same, with the adapter of step N
     training 1                     the starting checkpoint as it is: a new adapter adds nothing
     training N+1                   with the adapter of step N, wherever that was kept (see :func:`training_steps`)
 
@@ -76,7 +77,7 @@ from recipe.run.evidence import (
 )
 from recipe.run.plan import Plan
 from recipe.training.adapter import WEIGHTS
-from recipe.training.protocol import kept
+from recipe.training.protocol import kept, validated
 from recipe.verify.draws import redraw
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def claims(plan: Plan) -> dict[str, dict]:
     def sampled(records: Sequence[RolloutRecord]) -> tuple[int, int]:
         return sum(len(span) for record in records for span in record.spans), len(records)
 
-    grpo, folder, every = plan.config.grpo, plan.run / "grpo", plan.config.grpo.validation_every
+    grpo, folder = plan.config.grpo, plan.run / "grpo"
     answered = read_lines(Output, plan.run / "retention" / baseline.OUTPUTS, "the candidate's retention outputs")
     found: dict[str, tuple[int, int]] = {}
     for stage, name, outputs in (
@@ -213,11 +214,11 @@ def claims(plan: Plan) -> dict[str, dict]:
         found[stage] = sampled(read_rollouts(plan.run / stage / ROLLOUTS, f"the rollouts of stage {stage}"))
         found[name] = sum(len(output.ids) for output in outputs), len(outputs)
     for step in range(grpo.steps + 1):
-        if step and every and step % every == 0:
+        if step in validated(grpo):
             path = folder / VALIDATION / validation_name(step)
             found[f"validation {step}"] = sampled(read_rollouts(path, "a validation"))
         if step + 1 in training_steps(plan):
-            found[f"training {step + 1}"] = sampled(read_step(folder / STEPS / step_name(step + 1)).rollouts)
+            found[f"training {step + 1}"] = sampled(read_step(folder / STEPS / step_name(step + 1)).sampled)
     trained = {name for name in found if name.startswith(("validation", "training"))}
     measured = plan.config.evaluation.precision
     return {
@@ -230,7 +231,8 @@ def training_steps(plan: Plan) -> list[int]:
     """The training steps that can be proved: those that follow known weights, with streams of their own."""
     if plan.config.agent.decoder != "engine":
         return []
-    return [1, *(step + 1 for step in kept(plan.config.grpo))]
+    grpo = plan.config.grpo
+    return [1, *(step + 1 for step in kept(grpo) if step < grpo.steps)]
 
 
 def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequence[Output]], told) -> dict[str, Drawn]:
@@ -248,34 +250,39 @@ def _evaluated(plan: Plan, path: Path, stage: str, retention: tuple[str, Sequenc
 def trained(plan: Plan, told: Callable[[], object] = lambda: None) -> dict[str, Drawn]:
     """Validations and training steps, in the order in which they were sampled. Raises as :func:`prove`."""
     grpo, folder, sampling = plan.config.grpo, plan.run / "grpo", plan.config.agent.sampling
-    every, proved = grpo.validation_every, training_steps(plan)
-    validated = range(every, grpo.steps + 1, every) if every else ()
+    due, proved = validated(grpo), training_steps(plan)
     found: dict[str, Drawn] = {}
-    if not proved and not validated:
+    if not due and not proved:
         return found
 
     from peft import get_peft_model
 
     from recipe.grpo import lora
 
+    def validation(step: int, policy: Policy) -> None:
+        name, path = f"validation {step}", folder / VALIDATION / validation_name(step)
+        found[name] = weigh(policy, _samples(plan, read_rollouts(path, "a validation"), name), sampling, told)
+
     def training(step: int, policy: Policy) -> None:
-        name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).rollouts
+        name, records = f"training {step}", read_step(folder / STEPS / step_name(step)).sampled
         numbers = [place % grpo.num_generations for place in range(len(records))]
         found[name] = weigh(policy, _rollouts(plan, records, numbers, name), sampling, told)
 
     base = checkpoint.load_model(plan.checkpoint, plan.config.precision, checkpoint.device())
+    untrained = Policy(base, plan.config.precision)
+    if due:
+        validation(0, untrained)
     if proved:
-        training(1, Policy(base, plan.config.precision))
+        training(1, untrained)
     tuned = get_peft_model(base, lora(grpo)).eval()  # its layers are put into ``base`` itself
     policy = Policy(base, plan.config.precision, adapted=True)
     for step in range(1, grpo.steps + 1):
-        if step not in validated and step + 1 not in proved:
+        if step not in due and step + 1 not in proved:
             continue
-        where = folder / TRAINER / f"checkpoint-{step}" if step < grpo.steps else folder / "adapter"
+        where = folder / TRAINER / f"checkpoint-{step}" if step in kept(grpo) else folder / "adapter"
         adapt(tuned, where / WEIGHTS)
-        if step in validated:
-            name, path = f"validation {step}", folder / VALIDATION / validation_name(step)
-            found[name] = weigh(policy, _samples(plan, read_rollouts(path, "a validation"), name), sampling, told)
+        if step in due:
+            validation(step, policy)
         if step + 1 in proved:
             training(step + 1, policy)
     return found

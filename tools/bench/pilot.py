@@ -5,8 +5,8 @@ weights of the Qwen3 shapes:
 
     step         one GRPO step: rollouts of a group, reference, loss, backward, optimizer
     rest         of a step, all but its rollouts
-    validation   the development split by the policy in training: base in bfloat16, adapter active
-    evaluation   the test split, in float32, without adapter
+    validation   the development split once by the policy in training: base in bfloat16, adapter active
+    evaluation   the test split once, in float32, without adapter
     retention    one batch of questions without tools, in float32, without adapter
 
 Random weights hardly ever end a turn, so that every row takes its whole budget: the minutes are upper bounds. The
@@ -35,6 +35,7 @@ from statistics import mean
 from recipe.config import Agent, Config, complete
 from recipe.errors import Refused
 from recipe.mgsm.baseline import LIMIT, Protocol
+from recipe.training.protocol import validated
 from tools.bench.clock import forget, now, peak_gib
 from tools.bench.random_policy import SHAPES, build
 
@@ -56,7 +57,8 @@ def measure(shape: tuple, config: Config, protocol: Protocol, tokenizer, few: in
 
     def rollouts(model, split: str):
         def work(agent: Agent) -> int:
-            records = evaluate(model, chat, splits[split], replace(config.rules, agent=agent), config.evaluation)
+            rules = replace(config.rules, agent=agent)
+            records = evaluate(model, chat, splits[split], rules, samples=1, rows=config.evaluation.batch_size)
             return sum(record.outcome["tokens"] for record in records)
 
         return work
@@ -98,7 +100,7 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
 
     from recipe import grpo
     from recipe.rollout import agent_chat
-    from recipe.training.trainer import AgenticGRPOTrainer
+    from recipe.training.trainer import AgenticGRPOTrainer, dataset_row
     from recipe.training.trl_chat import raw_span_tokenizer
 
     forget()
@@ -109,10 +111,11 @@ def train(shape: tuple, config: Config, tokenizer, tasks: list, steps: int) -> t
             model=build(shape, config.precision, adapter=False),
             processing_class=raw_span_tokenizer(tokenizer, agent_chat(tokenizer, config.rules.family).tools),
             args=grpo.arguments(config, Path(folder)),
-            train_dataset=Dataset.from_list([{"prompt": task.messages(), "task": task.record()} for task in tasks]),
+            train_dataset=Dataset.from_list([dataset_row(task) for task in tasks]),
+            candidates=[[task] for task in tasks],
             peft_config=grpo.lora(config.grpo),
             rules=config.rules,
-            on_rollouts=lambda group, advantages: tokens.append(sum(rollout.outcome().tokens for rollout in group)),
+            on_rollouts=lambda group, *_: tokens.append(sum(rollout.outcome().tokens for rollout in group)),
         )
         trainer.remove_callback(PrinterCallback)
         generate = trainer._generate
@@ -171,14 +174,18 @@ def scaled(work: Callable[[Agent], int], agent: Agent, few: int) -> dict:
 
 def pilot(parts: dict, config: Config, protocol: Protocol) -> list[dict]:
     """GPU minutes of each stage by either decoder, and of all together."""
-    grpo, items = config.grpo, f"{config.tasks.test} tasks"
-    validations = grpo.steps // grpo.validation_every if grpo.validation_every else 0
+    grpo, samples = config.grpo, config.evaluation.samples_per_task
+    items, development = f"{config.tasks.test} tasks x {samples}", f"{config.tasks.development} tasks"
+    validations = len(validated(grpo))
     batches = math.ceil(LIMIT / protocol.batch_size)
     seconds = {f"training: {grpo.steps} steps of {grpo.batch_size} rollouts": training_seconds(parts, grpo.steps)}
     for stage, part, times in (
-        (f"validation: {validations} times {config.tasks.development} tasks", "validation", validations),
-        (f"baseline: {items}", "evaluation", 1),
-        (f"candidate: {items}", "evaluation", 1),
+        (
+            f"validation: {validations} times {development} x {grpo.validation_samples}", "validation",
+            validations * grpo.validation_samples,
+        ),
+        (f"baseline: {items}", "evaluation", samples),
+        (f"candidate: {items}", "evaluation", samples),
         (f"retention: {LIMIT} questions, the candidate's", "retention", batches),
     ):
         seconds[stage] = {decoder: times * measured["seconds"] for decoder, measured in parts[part].items()}

@@ -155,7 +155,9 @@ class Chain:
         metadata = {
             "plan_id": self._plan.id,
             "kind": self._plan.kind,
-            "qualified": said.qualified,
+            "protocol": said.verdict.protocol,
+            "agent_task": said.verdict.agent_task,
+            "retention": said.verdict.retention,
             "starting_checkpoint": self._plan.frozen.checkpoint.digest,
             "adapter": said.provenance.adapter,
             "merged_checkpoint": said.provenance.merged_checkpoint,

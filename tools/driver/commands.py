@@ -56,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
     with alone(plan.run, "driver"):
         chain.Chain(plan, NAMES, master, given.resume, given.register, screen.say, screen.progress).run()
         screen.say(f"manifest: {manifest.write(plan, NAMES)}")
-    screen.say(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+    screen.say("\n".join(report.told(plan)))
     return 0
 
 

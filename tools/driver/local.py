@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from recipe import report
 from recipe.config import read, resolve
 from recipe.errors import Refused
 from recipe.practice import SHIPPED
@@ -22,12 +23,12 @@ from tools.driver.records import STATE
 # Seconds of the demo's stages on two idle cores. Their shares hold for its settings alone, on a machine of any speed.
 DEMO_SECONDS = {
     "preflight": 3,
-    "baseline": 7,
+    "baseline": 14,
     "grpo": 36,
     "merge": 8,
-    "candidate": 7,
+    "candidate": 14,
     "retention": 7,
-    "report": 8,
+    "report": 17,
 }
 
 
@@ -72,7 +73,7 @@ def run(plan: Plan, stages: Sequence[str], resume: bool) -> int:
         left = _left(took, stages[place:]) if like_demo else 0.0
         print(f"{name}: done in {clock(seconds)}" + (f", about {clock(left)} left" if left else ""), flush=True)
     manifest.write(plan, stages)
-    print(f"summary: {plan.run / 'report' / 'summary' / 'summary.md'}")
+    print("\n".join(report.told(plan)))
     return 0
 
 

@@ -36,7 +36,7 @@ from tools.driver.records import Experiment, Registered, State, load_state
 from tools.driver.remote import Master, Report
 
 NAME, REPORT = "manifest.json", "report"
-LAYOUT = 3
+LAYOUT = 4
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD = "urn:german-tool-rl:chain:1"
 CLOCK = 1.0  # seconds: stages note whole ones
@@ -98,8 +98,7 @@ class StageRecord:
 @dataclass(frozen=True)
 class Conclusion:
     kind: str
-    qualified: bool
-    not_qualified_because: list[str]
+    verdict: list[str]
     gates: dict[str, bool]
     attempts: list[str]
     registered: Registered | None
@@ -187,8 +186,7 @@ def made(found: Derived, stages: Sequence[str]) -> Statement:
             recipe_stages=records,
             recipe_conclusion=Conclusion(
                 kind=plan.kind,
-                qualified=said.qualified,
-                not_qualified_because=said.not_qualified_because,
+                verdict=said.verdict.lines,
                 gates=said.gates,
                 attempts=said.attempts,
                 registered=state and state.registered,

@@ -139,7 +139,8 @@ def agree(wanted: Reports, reports: Sequence[Report], where: str, whose: str) ->
         if there is None:
             within = any(min(steps) < step < max(steps) for steps in ranges.values())
             after = step >= max((steps[-1] for steps in ranges.values()), default=0)
-            if within or after or (group == "validation" and step not in gaps):
+            alone = group == "validation" and max(step, 1) not in gaps  # the one of step 0 goes with step 1
+            if within or after or alone:
                 raise CheckFailed(f"{where}: {whose} has no {group} metrics of step {step}")
             gaps.add(step)
             continue

@@ -12,6 +12,7 @@ from recipe.config import Rules
 from recipe.errors import Refused
 from recipe.policy.chat import CALL, END_CALL, Chat, Turn, parse_turn
 from recipe.run.evidence import RolloutRecord
+from recipe.task import failure
 from recipe.task.environment import Event
 from recipe.task.family import Family, Task
 from recipe.task.outcome import Outcome
@@ -90,14 +91,14 @@ class Anatomy:
     """A rollout taken apart.
 
     ``parts`` are what each weight of the reward adds, and sum to it; ``earned`` says in which turn (from 0) each
-    milestone was, None if it was missed. ``failure`` is what a rollout without success missed first.
+    milestone was, None if it was missed. ``kind`` is where it failed, if it did (:mod:`recipe.task.failure`).
     """
 
     prompt: list[Piece]
     turns: list[Spoken]
     earned: dict[str, int | None]
     parts: dict[str, float]
-    failure: str | None
+    kind: str
 
 
 def dissect(record: RolloutRecord, task: Task, pieces: Pieces, chat: Chat, rules: Rules, where: str) -> Anatomy:
@@ -125,7 +126,8 @@ def dissect(record: RolloutRecord, task: Task, pieces: Pieces, chat: Chat, rules
         blocks = [*_policy_blocks(entry, turn, calls), *_glue_blocks(pieces.of(glue))]
         spoken.append(Spoken(turn.finished, turn.visible is not None, blocks))
     parts = reward_parts(family, outcome, rules.weights)
-    return Anatomy(pieces.of(record.prompt_ids), spoken, earned, parts, failure(family, outcome))
+    kind = failure.kind(family, task, record.events, record.outcome)
+    return Anatomy(pieces.of(record.prompt_ids), spoken, earned, parts, kind)
 
 
 def _streams(record: RolloutRecord, where: str) -> list[tuple[list[int], list[int]]]:
@@ -190,20 +192,6 @@ def reward_parts(family: Family, outcome: Outcome, weights: object) -> dict[str,
         after = family.reward(outcome, now)
         parts[name], before = round(after - before, 6), after
     return parts
-
-
-def failure(family: Family, outcome: Outcome) -> str | None:
-    """What a rollout missed first on the way to success: a milestone, else what is wrong with its end."""
-    if outcome.strict_success:
-        return None
-    for name, title in family.milestones.items():
-        if not getattr(outcome, name):
-            return f"missed: {title}"
-    if outcome.hit_cap:
-        return "cut by the token budget"
-    if outcome.malformed:
-        return "no readable answer"
-    return "right answer, wrong order" if outcome.final_answer_correct else "wrong answer"
 
 
 def _policy_blocks(pieces: list[Piece], turn: Turn, calls: list[Called]) -> list[Block]:

@@ -55,7 +55,7 @@ function counterpart(rollout) {
 }
 
 const named = (rollout) => [rollout.stage, rollout.step === null ? null : `step ${rollout.step}`, `sample ${rollout.sample}`].filter(Boolean).join(" · ");
-const verdict = (rollout) => (rollout.success ? "success" : data.failures[rollout.failure]);
+const verdict = (rollout) => (rollout.success ? "solved" : data.failures[rollout.failure]);
 const decimal = (value) => value.toFixed(2);
 const counted = (number) => `${number} token${number === 1 ? "" : "s"}`;
 const percent = (share) => `${(100 * share).toFixed(1)}%`;

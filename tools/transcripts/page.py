@@ -17,6 +17,7 @@ from pathlib import Path
 from recipe.files import canonical
 from recipe.records import short
 from recipe.run.plan import Plan
+from recipe.task.failure import SOLVED
 from recipe.task.family import Task
 from tools.transcripts.anatomy import KINDS, Block, Piece, printable
 from tools.transcripts.gather import STAGES, Transcript
@@ -43,7 +44,7 @@ def html(plan: Plan, found: Iterable[Transcript]) -> bytes:
         prompt = tuple(one.record.prompt_ids)
         if prompt not in prompts:
             prompts[prompt] = _add(stream, table, one.anatomy.prompt)
-        failure = one.anatomy.failure
+        kind = one.anatomy.kind
         start, turns, titles = len(stream), [], list(one.anatomy.earned)
         for turn in one.anatomy.turns:
             blocks = [_block(block, _add(stream, table, block.pieces)[1], titles) for block in turn.blocks]
@@ -56,7 +57,7 @@ def html(plan: Plan, found: Iterable[Transcript]) -> bytes:
                 tasks[one.task.task_id],
                 one.record.reward,
                 one.advantage,
-                None if failure is None else failures.setdefault(failure, len(failures)),
+                None if kind == SOLVED else failures.setdefault(kind, len(failures)),
                 [one.record.outcome["hit_cap"], one.record.outcome["malformed"], one.record.outcome["tool_errors"]],
                 one.record.outcome["tokens"],
                 list(one.anatomy.earned.values()),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from recipe.task.failure import SOLVED
 from tools.transcripts.anatomy import CALLED, OBSERVED, SAID, TEMPLATE, THINKING, Block, printable
 from tools.transcripts.gather import Transcript
 
@@ -18,11 +19,11 @@ def lines(found: Iterable[Transcript], coloured: bool) -> Iterator[str]:
 
     for one in found:
         record, anatomy = one.record, one.anatomy
-        good = anatomy.failure is None
+        good = anatomy.kind == SOLVED
         step = "" if one.step is None else f"step {one.step} · "
         yield paint(_BOLD, f"── {one.stage} · {step}{one.task.task_id} · sample {one.sample}")
         parts = " ".join(f"{value:+.2f} {name}" for name, value in anatomy.parts.items() if value)
-        verdict = paint(_GREEN if good else _RED, "✓ success" if good else f"✗ {anatomy.failure}")
+        verdict = paint(_GREEN if good else _RED, f"{'✓' if good else '✗'} {anatomy.kind}")
         advantage = "" if one.advantage is None else f" · advantage {one.advantage:+.2f}"
         reward = f"reward {record.reward:.2f}{f' = {parts}' if parts else ''}"
         yield f"{verdict} · {reward}{advantage} · {record.outcome['tokens']} tokens"

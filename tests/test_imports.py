@@ -1,0 +1,33 @@
+"""What a stage's process imports: starting up is most of a small run, so that a stage loads only what it uses."""
+
+import json
+import subprocess
+import sys
+
+from recipe.stages import NAMES
+from runs import ROOT
+
+HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "determined", "scipy", "matplotlib")
+LOOK = """
+import importlib, json, sys
+found = {}
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+    found[module] = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def _loaded(*modules: str) -> dict[str, list[str]]:
+    """``{module: heavy packages that are loaded once it is}``, importing them in turn in one new process."""
+    command = [sys.executable, "-c", LOOK, json.dumps(HEAVY), *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_entrypoints_and_their_stages_import_nothing_heavy():
+    """``recipe.grpo`` and ``recipe.merge`` do, and are not tried: they need all of theirs, which takes seconds."""
+    stages = [f"recipe.{name}" for name in ("preflight", "evaluation", "retention", "report")]
+    modules = [*(f"experiments.{name}" for name in NAMES), *stages]
+    assert _loaded(*modules) == {module: [] for module in modules}
