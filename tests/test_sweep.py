@@ -148,7 +148,7 @@ def swept(practice, tmp_path) -> frozen.Sweep:
 
 def measured(plan, solved: int) -> list[Evaluated]:
     """Development rollouts of which the first ``solved`` tasks succeed."""
-    samples = plan.config.evaluation.samples_per_task
+    samples = plan.config.grpo.validation_samples
     return [
         Evaluated(
             task.task_id, [1], [1], [1], [[1]], [], [], {"strict_success": number < solved, "tokens": 1}, 0.0, sample

@@ -28,7 +28,7 @@ SHORT = {"seed": SEED}  # of the three seeds, the one that trials differ in
 FOLDER = "sweep"  # beside the settings: the sweep's folder, as an experiment is told it
 # What training does, and not what is measured, nor when: trials are compared on the same items at the same steps.
 SEARCHED = ("grpo.", "reward.", "precision")
-MEASURING = ("grpo.validation_every",)
+MEASURING = ("grpo.validation_every", "grpo.validation_samples", "grpo.select")
 SEARCHERS = {
     "grid": {"max_concurrent_trials": int},
     "random": {"max_concurrent_trials": int, "max_trials": int},

@@ -136,7 +136,7 @@ def gather(sweep: Sweep, known: Sequence[Known], conductor: Conductor | None) ->
         searcher=sweep.space.searcher,
         split=SPLIT,
         items=settings["tasks"]["development"],
-        samples=settings["evaluation"]["samples_per_task"],
+        samples=settings["grpo"]["validation_samples"],
         conductor=conductor,
         trials=rows,
         choice=choice.choose(tried),
@@ -223,7 +223,7 @@ def _step(path: Path) -> int:
 def _rates(plan: Plan, path: Path) -> list[float]:
     """Strict success by development task."""
     records = read_rollouts(path, "a trial's measurement")
-    samples = plan.config.evaluation.samples_per_task
+    samples = plan.config.grpo.validation_samples
     due = [(task.task_id, sample) for task in plan.splits[SPLIT] for sample in range(samples)]
     if [(record.task_id, record.sample) for record in records] != due:
         raise Refused(f"{path} is no measurement of the plan's {len(due)} development rollouts")

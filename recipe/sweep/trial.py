@@ -172,7 +172,7 @@ class _Baseline:
             "task": config.task,
             "reward": asdict(config.reward),
             "agent": asdict(config.agent),
-            "evaluation": asdict(config.evaluation),
+            "samples": config.grpo.validation_samples,
             "precision": config.precision,
             "sources": frozen_plan.sources,
             "trainer": frozen_plan.trainer,
