@@ -61,7 +61,7 @@ class Grpo:
     resample: bool = False
     resample_tasks: int = up_to(64, 4)  # tasks a step then has to choose from, frozen; 32 steps need the 128 there are
     # How far, in nats a token, the engine's log-probabilities may lie from the trainer's: the mean over all tokens of
-    # the run, and the largest of the steps' 99.9 % quantiles. In BF16 on an H200 they were 0.014 on average and 0.08 at
+    # the run, and the median of the steps' 99.9 % quantiles. In BF16 on an H200 they were 0.014 on average and 0.08 at
     # most (a 0.6B of random weights, tools/bench/rollout_h200.json), in float32 on a CPU below 1e-4. The bounds are
     # three and six times that: room for other models. A sampler of another temperature lies beyond; weights that are a
     # small step behind do not, which drawing the tokens again tells (recipe.verify.sampling).

@@ -55,7 +55,7 @@ class Settled(Exception):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     "work",
-    [lambda stage: evaluation.evaluate_starting(stage, "checkpoint"), grpo.train, merge.merge, retention.measure],
+    [evaluation.evaluate_starting, grpo.train, merge.merge, retention.measure],
     ids=["evaluation", "grpo", "merge", "retention"],
 )
 def test_every_stage_that_runs_a_model_tells_torch_first(work, deterministic, monkeypatch):
@@ -63,7 +63,8 @@ def test_every_stage_that_runs_a_model_tells_torch_first(work, deterministic, mo
         raise Settled(wanted)
 
     monkeypatch.setattr(determinism, "settle", settle)
-    plan = SimpleNamespace(config=SimpleNamespace(deterministic=deterministic))
+    settings = SimpleNamespace(samples_per_task=1)
+    plan = SimpleNamespace(config=SimpleNamespace(deterministic=deterministic, evaluation=settings), checkpoint="c")
     with pytest.raises(Settled, match=str(deterministic)):
         work(SimpleNamespace(plan=plan))
 

@@ -124,10 +124,12 @@ def sampled(tokens: int, mean: float, quantile: float, most: float) -> Step:
     )
 
 
-def test_the_gap_of_a_run_is_the_mean_of_its_tokens_and_the_largest_of_its_steps():
-    found = evidence.training_metrics([sampled(100, 0.01, 0.1, 0.9), sampled(300, 0.03, 0.4, 0.5)])
+def test_the_gap_of_a_run_is_the_mean_of_its_tokens_and_its_median_step_s():
+    steps = [sampled(100, 0.01, 0.1, 0.9), sampled(300, 0.03, 0.4, 0.5)]
+    found = evidence.training_metrics(steps)
     assert found["logprob_gap_mean"] == pytest.approx(0.025)
-    assert (found["logprob_gap_quantile"], found["logprob_gap_max"]) == (0.4, 0.9)
+    assert (found["logprob_gap_quantile"], found["logprob_gap_max"]) == (0.25, 0.9)
+    assert evidence.training_metrics([*steps, sampled(100, 0.01, 3.0, 3.0)])["logprob_gap_quantile"] == 0.4  # one token
 
 
 @pytest.mark.parametrize(
