@@ -470,22 +470,23 @@ def test_the_stopped_count_and_the_failed_bar():
 
 
 class Session:
-    """A 0.35 master's operations, or a 0.38 master without any."""
+    """A 0.35 master's operations, or a 0.38 master's ``answer`` that it has no such path."""
 
-    def __init__(self, *lengths: int):
-        self.lengths, self.completed, self.acked = list(lengths), [], False
+    def __init__(self, *lengths: int, answer: int | None = None):
+        self.lengths, self.answer, self.completed, self.acked, self.asked = list(lengths), answer, [], False, 0
 
     def get(self, path):
-        from determined.common.api.errors import NotFoundException
+        self.asked += 1
+        if self.answer is not None:
+            from determined.common.api.errors import APIException
+            from requests import Response
 
-        if not self.lengths and not self.completed:
-            raise NotFoundException("no such path")
+            response = Response()
+            response.status_code = self.answer
+            raise APIException(response)
         length = self.lengths[0] if self.lengths else 0
-        return type(
-            "Answer",
-            (),
-            {"json": lambda _: {"completed": not self.lengths, "op": {"validateAfter": {"length": str(length)}}}},
-        )()
+        answer = {"completed": not self.lengths, "op": {"validateAfter": {"length": str(length)}}}
+        return SimpleNamespace(json=lambda: answer)
 
     def post(self, path, json=None):
         if path.endswith("ack_preemption"):
@@ -524,11 +525,20 @@ def test_progress_after_the_last_length_is_no_crash():
     assert asked == [False]  # the trial itself says when it leaves
 
 
-def test_a_master_without_lengths_is_left_to_its_preemption():
-    search = cluster._Search(Session(), 7)
+@pytest.mark.parametrize("answer", [404, 501])
+def test_a_master_without_lengths_is_left_to_its_preemption(answer):
+    session = Session(answer=answer)
+    search = cluster._Search(session, 7)
     search.measured(4, 0.2, False)
     search.measured(8, 0.2, True)
-    assert not search.over
+    assert not search.over and session.asked == 1
+
+
+def test_another_answer_of_a_master_is_no_answer():
+    from determined.common.api.errors import APIException
+
+    with pytest.raises(APIException):
+        cluster._Search(Session(answer=500), 7).measured(4, 0.2, False)
 
 
 def test_the_command_line_refuses_in_one_line(practice, tmp_path, monkeypatch, capsys):

@@ -145,6 +145,9 @@ def _trial() -> Iterator[Runtime]:
         )
 
 
+_NO_SUCH_QUESTION = (404, 501)  # a 0.38.1 master says 501
+
+
 class _Search:
     """What the searcher of a sweep wants to hear of a trial, and whether it wants any more of it.
 
@@ -157,6 +160,7 @@ class _Search:
 
     def __init__(self, session, trial: int):
         self._session, self._path = session, f"/api/v1/trials/{trial}/searcher"
+        self._lengths = True
         self.over = False
 
     def measured(self, step: int, metric: float, last: bool) -> None:
@@ -167,11 +171,16 @@ class _Search:
 
     def _length(self) -> int | None:
         """The open length; None where there is none, now or at all."""
-        from determined.common.api.errors import NotFoundException
+        from determined.common.api.errors import APIException
 
+        if not self._lengths:
+            return None
         try:
             answer = self._session.get(f"{self._path}/operation").json()
-        except NotFoundException:  # 0.38
+        except APIException as error:
+            if error.status_code not in _NO_SUCH_QUESTION:
+                raise
+            self._lengths = False
             return None
         if not answer["completed"]:
             return int(answer["op"]["validateAfter"]["length"])

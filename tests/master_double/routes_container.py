@@ -151,7 +151,7 @@ def report_progress(master: MasterDouble, request: Request, trial_id: int) -> Js
 def searcher_operation(master: MasterDouble, request: Request, trial_id: int) -> Json:
     """The one operation of a `single` or of a grid's trial: 0.38 has no such route."""
     if not master.legacy:
-        raise ApiError(404, "not found")
+        raise ApiError(501, "Not Implemented")
     trial = _trial(master, trial_id)
     length = str(_max_length(trial))
     return {"completed": trial.searched is not None, "op": {"validateAfter": {"length": length}}}
@@ -161,7 +161,7 @@ def searcher_operation(master: MasterDouble, request: Request, trial_id: int) ->
 def completed_operation(master: MasterDouble, request: Request, trial_id: int) -> Json:
     trial, body = _trial(master, trial_id), request.json()
     if not master.legacy:
-        raise ApiError(404, "not found")
+        raise ApiError(501, "Not Implemented")
     if trial.searched is not None or int(body["op"]["length"]) != _max_length(trial):
         raise ApiError(400, f"trial {trial_id} has no open operation of length {body['op']['length']}")
     trial.searched = body["searcherMetric"]
