@@ -143,6 +143,7 @@ class Config:
     merge: Merge = field(default_factory=Merge)
     retention: Retention = field(default_factory=Retention)
     precision: str = one_of(*PRECISIONS)
+    deterministic: bool = True  # sums in a fixed order (recipe.determinism): the same bytes on the same machine
 
     @property
     def rules(self) -> Rules:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from recipe import determinism
 from recipe.config import Rules
 from recipe.files import write_lines
 from recipe.policy import checkpoint, make_decoder
@@ -36,6 +37,7 @@ def evaluate_merged(stage: Stage) -> Done:
 def _test(stage: Stage, path: Path) -> list[Evaluated]:
     """Records of the checkpoint at ``path`` on the test split, written and returned."""
     plan = stage.plan
+    determinism.settle(plan.config.deterministic)
     model = checkpoint.load_model(path, plan.config.evaluation.precision, checkpoint.device())
     chat = agent_chat(checkpoint.load_tokenizer(path), plan.config.rules.family)
     start = time.perf_counter()

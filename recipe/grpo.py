@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import GRPOConfig
 
-from recipe import evaluation
+from recipe import determinism, evaluation
 from recipe.config import Config, Grpo
 from recipe.errors import CheckFailed
 from recipe.files import digest, follow_umask, tree_digests, write_json, write_lines
@@ -53,6 +53,7 @@ from recipe.training.trl_chat import raw_span_tokenizer
 def train(stage: Stage) -> Done | None:
     """Train the starting checkpoint's adapter; the whole of the grpo stage. None when it was paused."""
     plan, config = stage.plan, stage.plan.config
+    determinism.settle(config.deterministic)
     set_seed(config.grpo.seed)  # the adapter's initial weights come from the ambient generator
     model = checkpoint.load_model(plan.checkpoint, config.precision, checkpoint.device())
     tokenizer = checkpoint.load_tokenizer(plan.checkpoint)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
+from recipe import determinism
 from recipe.files import file_digest, follow_umask, write_bytes
 from recipe.policy import checkpoint, configuration
 from recipe.run.evidence import ROLLOUTS, merge_gates, read_rollouts
@@ -30,6 +31,7 @@ INPUTS = 8  # baseline rollouts that the comparison reads
 def merge(stage: Stage) -> Done:
     """Merge the grpo stage's adapter; the whole of the merge stage."""
     plan = stage.plan
+    determinism.settle(plan.config.deterministic)
     adapter = plan.run / "grpo" / "adapter"
     inputs = frozen_inputs(plan.run / "baseline" / ROLLOUTS)
     target = stage.folder / "checkpoint"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from recipe import determinism
 from recipe.errors import Refused
 from recipe.files import write_lines
 from recipe.mgsm.baseline import OUTPUTS, Output, counts, evaluate, load
@@ -19,6 +20,7 @@ from recipe.statistics import pairs, rounded, verdict
 def measure(stage: Stage) -> Done:
     """The merged checkpoint on the retention baseline's items under its protocol; the whole of the retention stage."""
     plan = stage.plan
+    determinism.settle(plan.config.deterministic)
     merged = plan.run / "merge" / "checkpoint"
     run = load(plan.retention_baseline)
     tokenizer = checkpoint.load_tokenizer(merged)

@@ -55,6 +55,7 @@ evaluation: {precision: float32, samples_per_task: 16, batch_size: 32}
 merge: {max_kl: 0.001}
 retention: {margin: 10.0}
 precision: bfloat16
+deterministic: true
 """
 INVOICES = {
     "task": "invoices",

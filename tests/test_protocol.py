@@ -154,7 +154,8 @@ def test_what_is_planned_is_live_and_recorded(stage):
      {"grpo": {"warmup_steps": 3, "batch_size": 8, "num_generations": 2, "gradient_checkpointing": True}},
      {"agent": {"sampling": {"temperature": 1.0, "top_k": 0, "min_p": 0.1}, "max_tokens": 512, "seed": 1}},
      {"grpo": {"seed": 1, "clip": 0.1, "adam_beta1": 0.5, "adam_epsilon": 1e-6, "max_grad_norm": 0.5}},
-     {"grpo": {"lora_rank": 4, "lora_alpha": 7}, "precision": "bfloat16"}],
+     {"grpo": {"lora_rank": 4, "lora_alpha": 7}, "precision": "bfloat16"},
+     {"deterministic": False}],
 )  # fmt: skip
 def test_every_plan_is_live_as_it_was_planned(practice, tmp_path, monkeypatch, overrides):
     ends_at_the_first_rollout(monkeypatch)
@@ -303,6 +304,25 @@ def test_a_change_of_the_live_objects_is_refused_by_name(stage, monkeypatch, cha
         grpo.train(stage)
 
 
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [(lambda patch: torch.use_deterministic_algorithms(False), "arithmetic.deterministic"),
+     (lambda patch: torch.use_deterministic_algorithms(True, warn_only=True), "arithmetic.deterministic"),
+     (lambda patch: torch.backends.cuda.enable_cudnn_sdp(True), "arithmetic.cudnn_attention"),
+     (lambda patch: patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8"), "arithmetic.cublas_workspace"),
+     (lambda patch: patch.delenv("CUBLAS_WORKSPACE_CONFIG"), "arithmetic.cublas_workspace"),
+     (lambda patch: torch.set_float32_matmul_precision("high"), "arithmetic.float32_products")],
+)  # fmt: skip
+def test_arithmetic_that_was_not_planned_is_refused_by_name(stage, monkeypatch, change, setting):
+    """Something, a library say, tells torch otherwise once the stage has begun."""
+    after_construction(monkeypatch, lambda trainer: change(monkeypatch))
+    try:
+        with refused(setting):
+            grpo.train(stage)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_a_base_of_another_precision_is_refused_by_name(stage, monkeypatch):
     load = checkpoint.load_model
     monkeypatch.setattr(checkpoint, "load_model", lambda path, precision, device: load(path, "bfloat16", device))
@@ -394,7 +414,9 @@ def test_the_default_protocol_is_the_one_that_was_asked_for():
         "adapter.modules": ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"],
         "adapter.left_out": ["lm_head"], "adapter.variant": "plain", "adapter.initialised": True,
         "adapter.other_weights": [], "dropout": 0.0, "noise": None, "precision.base": "bfloat16",
-        "precision.adapter": "float32", "precision.autocast": "bf16", "seed": 42,
+        "precision.adapter": "float32", "precision.autocast": "bf16",
+        "arithmetic.deterministic": "strict", "arithmetic.cudnn_attention": False,
+        "arithmetic.cublas_workspace": ":4096:8", "arithmetic.float32_products": "highest", "seed": 42,
     }  # fmt: skip
 
 

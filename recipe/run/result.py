@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,16 @@ def machine() -> dict[str, int | str | None]:
     """What a byte-for-byte repetition would have to share."""
     torch = sys.modules.get("torch")  # only where the stage ran a model
     cuda = torch is not None and torch.cuda.is_available()
+    driver = Path("/sys/module/nvidia/version")
     return {
         "processes": processes.size(),
         "platform": platform.platform(),
         "processor": platform.machine(),
         "threads": torch.get_num_threads() if torch else os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
+        "driver": driver.read_text().strip() if cuda and driver.is_file() else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "triton": version("triton") if cuda else None,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
     }

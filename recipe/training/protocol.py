@@ -86,6 +86,10 @@ def planned(config: Config) -> dict:
         "precision.base": config.precision,
         "precision.adapter": "float32",
         "precision.autocast": "bf16" if bf16 else "no",
+        "arithmetic.deterministic": "strict" if config.deterministic else "off",
+        "arithmetic.cudnn_attention": not config.deterministic,
+        "arithmetic.cublas_workspace": ":4096:8" if config.deterministic else None,
+        "arithmetic.float32_products": "highest",
         "seed": grpo.seed,
     }
 

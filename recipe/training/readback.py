@@ -4,6 +4,7 @@ Not from the arguments that they were made with, wherever the object itself can 
 what is there.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -42,7 +43,8 @@ class Readback(TrainerCallback):
 
 def live(trainer: AgenticGRPOTrainer) -> dict:
     """The record of a trainer that is about to take a step, as :func:`recipe.training.protocol.planned` wants it."""
-    return {**_rollouts(trainer), **_batch(trainer), **_loss(trainer), **_optimizer(trainer), **_model(trainer)}
+    parts = (_rollouts, _batch, _loss, _optimizer, _model)
+    return {**_arithmetic(), **{name: value for part in parts for name, value in part(trainer).items()}}
 
 
 def _rollouts(trainer: AgenticGRPOTrainer) -> dict:
@@ -165,6 +167,17 @@ def _model(trainer: AgenticGRPOTrainer) -> dict:
         "precision.base": _one(_type(weight) for name, weight in weights.items() if "lora_" not in name),
         "precision.adapter": _one(_type(weight) for name, weight in weights.items() if "lora_" in name),
         "precision.autocast": trainer.accelerator.mixed_precision,
+    }
+
+
+def _arithmetic() -> dict:
+    """What torch does in this process; the workspace is read by deterministic cuBLAS alone."""
+    on, warning = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return {
+        "arithmetic.deterministic": "off" if not on else "warning only" if warning else "strict",
+        "arithmetic.cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
+        "arithmetic.cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if on else None,
+        "arithmetic.float32_products": torch.get_float32_matmul_precision(),
     }
 
 

@@ -21,7 +21,7 @@ from recipe.run.result import completed, machine
 from recipe.run.stage import Stage
 from recipe.training.protocol import kept, validated
 
-KIND = ("processes", "processor", "threads", "gpu")  # of a machine: what the order of its sums depends on
+KIND = ("processes", "processor", "threads", "gpu", "cuda", "cudnn", "triton")  # of a machine: what the order of its sums depends on
 _STEP = re.compile(rf"(?:{STEPS}|{VALIDATION})/step-(\d+)\.jsonl?|{TRAINER}/checkpoint-(\d+)[./].*")
 
 
