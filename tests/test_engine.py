@@ -10,7 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from recipe.errors import CheckFailed
 from recipe.policy import Sampling
 from recipe.policy.decoding import Native, RandomStream, Request, warpers
-from recipe.policy.engine.decoder import Engine, TorchDraw, _State
+from recipe.policy.engine.decoder import CHUNKS, MOST_ROWS, Engine, TorchDraw, _State
+from recipe.policy.engine.model import TOGETHER, Tokens
 
 END, PAD, VOCABULARY = 5, 0, 97
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0)
@@ -131,7 +132,12 @@ def _count_reading(engine, monkeypatch) -> list[int]:
     read = []
     spoken(engine, [[6]], [1], _streams(1))
     chunk = engine._read_chunk
-    monkeypatch.setattr(engine, "_read_chunk", lambda: (read.append(int(engine._chunk[3].sum())), chunk()))
+
+    def counted(size, tokens):
+        read.append(sum(live for *_, live in tokens))
+        chunk(size, tokens)
+
+    monkeypatch.setattr(engine, "_read_chunk", counted)
     return read
 
 
@@ -142,6 +148,44 @@ def test_what_a_row_samples_depends_on_neither_neighbours_nor_slot(model):
     alone = [spoken(engine, [prompt], [40], [stream])[0] for prompt, stream in zip(prompts, _streams(6))]
     backwards = spoken(_engine(model, RECIPE, rows=4), prompts[::-1], [40] * 6, _streams(6)[::-1])[::-1]
     assert together == alone == backwards
+
+
+# How the same conversations may be held: slots, order, and how many prompt tokens a forward reads.
+HELD = [
+    {"rows": 1}, {"rows": 2, "order": [4, 1, 5, 0, 3, 2]}, {"rows": 3, "sizes": (16, 16)}, {"rows": 6, "order": range(5, -1, -1)},
+    {"rows": 6, "sizes": (32, 48)}, {"rows": 20, "sizes": (64, 64)},
+]  # fmt: skip
+
+
+def _held(policy, sampling, monkeypatch, prompts, *, rows, budget, context, order=None, sizes=None) -> list:
+    """Two turns of every conversation: ids and log-probabilities, in the order of the prompts."""
+    monkeypatch.setattr("recipe.policy.engine.decoder.CHUNKS", sizes or CHUNKS)
+    order = list(order or range(len(prompts)))
+
+    def dialogue(number):
+        prompt, stream, spans = prompts[number], RandomStream(42, f"task-{number}", 0), []
+        for _ in range(2):
+            sampled = yield Request(prompt, budget, stream)
+            spans += [sampled.ids, sampled.logprobs]
+            prompt = prompt + sampled.ids + [7, 8]
+        return spans
+
+    held = _engine(policy, sampling, rows=rows, context=context).serve(map(dialogue, order))
+    return [spans for _, spans in sorted(zip(order, held), key=lambda pair: pair[0])]
+
+
+@pytest.mark.parametrize("sampling", [RECIPE, GREEDY])
+def test_rows_order_and_chunks_change_no_token(adapted, sampling, monkeypatch):
+    shared = list(range(10, 60))
+    prompts = [shared, [*shared, 61], *_prompts(3, seed=2), shared[:30]]
+    how = {"budget": 20, "context": 128}
+    expected = _held(adapted, sampling, monkeypatch, prompts, rows=6, **how)
+    assert len({tuple(ids) for ids, *_ in expected}) == 6 - (not sampling.temperature and expected[0][0] == expected[1][0])
+    for arrangement in HELD:
+        for one, other in zip(_held(adapted, sampling, monkeypatch, prompts, **arrangement, **how), expected):
+            assert one[::2] == other[::2], arrangement
+            for logs, others in zip(one[1::2], other[1::2]):
+                assert torch.allclose(torch.tensor(logs), torch.tensor(others), atol=1e-5)
 
 
 def test_a_queue_of_conversations_is_served_in_order_over_few_slots(model):
@@ -167,9 +211,11 @@ def test_a_queue_of_conversations_is_served_in_order_over_few_slots(model):
 
 
 def test_more_rows_than_the_kernels_serve_wait_for_a_slot(model):
-    prompts = _prompts(70)
-    turns = [prompts, [3] * 70, _streams(70)]
-    assert spoken(_engine(model, RECIPE, rows=70, context=64), *turns) == plain(model, *turns[:2], _streams(70), RECIPE)
+    count = MOST_ROWS + 6
+    prompts = _prompts(count)
+    turns, engine = [prompts, [3] * count, _streams(count)], _engine(model, RECIPE, rows=count, context=64)
+    assert spoken(engine, *turns) == plain(model, *turns[:2], _streams(count), RECIPE)
+    assert len(engine._read) == MOST_ROWS
 
 
 @pytest.mark.parametrize("kind", [_engine, lambda model, sampling: Native(model, sampling, END, PAD, rows=4)])
@@ -265,10 +311,10 @@ def _logits(rows: int, vocabulary: int, seed: int):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_draws_fill_the_distribution_of_transformers_processors(sampling):
-    _check_draws(sampling, TorchDraw(sampling, END), lambda logits: logits, "cpu")
+    _check_draws(sampling, TorchDraw(sampling, END), "cpu")
 
 
-def _check_draws(sampling, draw, prepare, device, each=32) -> None:
+def _check_draws(sampling, draw, device, each=32) -> None:
     """Evenly spaced numbers must visit exactly the support, each token as often as its probability says."""
     rows = 8
     for seed in range(2):
@@ -280,7 +326,7 @@ def _check_draws(sampling, draw, prepare, device, each=32) -> None:
             numbers = (torch.arange(rows) + start * rows + 0.5) / (rows * each)
             state.uniforms[:, 0] = numbers.double().to(device)
             state.tokens.live[:], state.budgets[:] = 1, 2
-            draw(prepare(one.repeat(rows, 1).to(device)), state)
+            draw(one.repeat(rows, 1).to(device), state)
             counts += torch.bincount(state.tokens.ids.long().cpu(), minlength=1000)
             logs = (one.float() / (sampling.temperature or 1.0)).log_softmax(-1)[0, state.tokens.ids.long().cpu()]
             assert torch.allclose(state.logprobs[:, 0].cpu(), logs, atol=1e-5)
@@ -325,56 +371,112 @@ def device():
 
 @pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.top_k or not s.temperature])
 def test_the_sampling_kernel_draws_from_transformers_distribution(sampling, device):
-    from recipe.policy.engine.linear import TILE, TritonLinear
     from recipe.policy.engine.sampling import TritonSampler
 
-    products = TritonLinear(8, 1, sampling.temperature or 1.0, device)
-
-    def prepare(logits):  # what the head writes beside the logits
-        tiles = torch.nn.functional.pad(logits.float(), (0, -logits.shape[1] % TILE), value=-torch.inf)
-        tiles = tiles.view(len(logits), -1, TILE)
-        products.maxima = tiles.amax(-1)
-        products.sums = ((tiles - products.maxima.unsqueeze(-1)) / (sampling.temperature or 1.0)).exp().sum(-1)
-        return logits
-
     assert TritonSampler.covers(sampling)
-    sampler = TritonSampler(products, sampling, END)
-    _check_draws(sampling, sampler, prepare, device, each=32)
+    _check_draws(sampling, TritonSampler(sampling, END), device, each=32)
 
 
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("rows", [3, 20])
-def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows, dense):
+@pytest.mark.parametrize("rows, reading", [(3, False), (20, False), (48, True)])
+def test_kernels_are_the_plain_forward(model, adapted, device, lora, rows, reading):
     from recipe.policy.engine.attention import TritonAttention
-    from recipe.policy.engine.linear import DenseProducts, TritonLinear
-    from recipe.policy.engine.model import Cache, Tokens, TorchAttention, TorchLinear, forward, read
+    from recipe.policy.engine.linear import TritonLinear
+    from recipe.policy.engine.model import Cache, TorchAttention, TorchLinear, forward, read
 
     policy = copy.deepcopy(adapted if lora else model).to(device)
-    weights, generator = read(policy), torch.Generator().manual_seed(rows)
-    outputs = []
-    positions = torch.randint(0, 200, (rows,), generator=generator).int().to(device)
-    ids = torch.randint(0, VOCABULARY, (rows,), generator=generator).int().to(device)
-    live = torch.ones(rows, dtype=torch.int32, device=device)
-    live[1] = 0
-    tokens = Tokens(ids, torch.arange(rows, dtype=torch.int32, device=device), positions, live)
+    weights, tokens, outputs = read(policy), _tokens(rows, reading, device), []
     for fused in (False, True):
-        torch.manual_seed(1)
         cache = Cache(policy, rows, 256)
         for half in (cache.keys, cache.values):
             half.copy_(torch.randn(half.shape, generator=torch.Generator().manual_seed(2)))
-        kernels = DenseProducts(0.6) if dense else TritonLinear(rows, 3, 0.6, torch.device(device))
-        products = kernels if fused else TorchLinear()
-        attention = TritonAttention(cache, rows) if fused else TorchAttention(cache)
+        products = TritonLinear(rows, 3, torch.device(device)) if fused else TorchLinear()
+        attention = TritonAttention(cache, rows, reading=reading) if fused else TorchAttention(cache)
         with torch.no_grad():
             hidden = forward(weights, products, attention, tokens)
             logits = products.logits(hidden, weights.norm, weights.head)
-        outputs.append((hidden[live.bool()], logits[live.bool()], cache.keys, cache.values))
+        live = tokens.live.bool()
+        outputs.append((hidden[live], logits[live], cache.keys, cache.values))
     for plain, fused in zip(*outputs):
         assert torch.allclose(plain, fused, atol=2e-4, rtol=1e-4)
-    assert torch.allclose(products.maxima[0].max(), logits[0].max())
-    normaliser = (logits / 0.6).logsumexp(-1)
-    ours = products.maxima.amax(-1) / 0.6 + (
-        products.sums * ((products.maxima - products.maxima.amax(-1, keepdim=True)) / 0.6).exp()
-    ).sum(-1).log()
-    assert torch.allclose(normaliser, ours, atol=1e-4)
+
+
+def _tokens(rows: int, reading: bool, device) -> Tokens:
+    """One token a slot, or parts of three prompts; not all of them live."""
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(0, VOCABULARY, (rows,), generator=generator)
+    slots, positions = torch.arange(rows), torch.randint(0, 200, (rows,), generator=generator)
+    live = torch.ones(rows)
+    live[1] = 0
+    if reading:
+        slots, live[1] = torch.arange(rows) // TOGETHER, 1
+        positions = torch.cat([start + torch.arange(TOGETHER) for start in (200, 0, 120)])
+        for dead in (live, positions):
+            dead[13:16], dead[40:] = 0, 0
+    return Tokens(*(values.int().to(device) for values in (ids, slots, positions, live)))
+
+
+@pytest.fixture(scope="module")
+def larger():
+    """The inputs of its products are those of a real model's tiles; its adapter is not nothing."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=128, max_position_embeddings=2048, tie_word_embeddings=True,
+        initializer_range=0.1, eos_token_id=END, pad_token_id=PAD, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    larger = get_peft_model(
+        Qwen3ForCausalLM(config).eval(),
+        LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    _move(larger, 0.05)
+    return larger
+
+
+# Slots up to the most, prompts whose parts are read in other forwards, and few or many tokens at a time.
+HELD_ON_A_GPU = [
+    {"rows": 1}, {"rows": 3, "order": range(11, -1, -1)}, {"rows": 12, "sizes": (64, 64)}, {"rows": 12, "sizes": (256, 512)},
+    {"rows": 33, "sizes": (512, 512)}, {"rows": 64}, {"rows": 128, "order": [*range(1, 12, 2), *range(0, 12, 2)]},
+    {"rows": MOST_ROWS, "sizes": (2048, 2048)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampling", [RECIPE, OPEN])
+def test_rows_order_and_chunks_change_no_bit_of_a_log_probability(larger, device, kind, sampling, monkeypatch):
+    policy = copy.deepcopy(larger).to(device)
+    for name, parameter in policy.named_parameters():
+        if "lora_" not in name:
+            parameter.data = parameter.data.to(kind)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(6, VOCABULARY, (length,), generator=generator).tolist() for length in (700, 3, 129, 350, 64, 257)]
+    prompts += [[*prompts[0][:400], 9], prompts[0][:90], prompts[3][:], [*prompts[3], 9, 9], prompts[1][:], prompts[2][:]]
+    how = {"budget": 60, "context": 1024}
+    expected = _held(policy, sampling, monkeypatch, prompts, rows=12, **how)
+    for arrangement in HELD_ON_A_GPU:
+        assert _held(policy, sampling, monkeypatch, prompts, **arrangement, **how) == expected, arrangement
+
+
+@pytest.mark.parametrize("kind, steps", [(torch.float32, (32,)), (torch.bfloat16, (64, 128, 256))])
+def test_a_products_bits_do_not_depend_on_the_shape_of_its_tiles(device, kind, steps, monkeypatch):
+    """What the choice of shapes by speed rests on."""
+    from recipe.policy.engine import linear
+    from recipe.policy.engine.model import Linear
+
+    def drawn(*size):
+        return torch.randn(size, generator=torch.Generator().manual_seed(sum(size)), dtype=torch.float32).to(device)
+
+    x, weight, a, b = drawn(300, 1024).to(kind), drawn(768, 1024).to(kind), drawn(16, 1024), drawn(768, 16)
+    layer, results = Linear(weight, a, b, 2.0), []
+    tiles = [(16, 16, 2), (16, 64, 4), (32, 16, 2), (32, 32, 4), (64, 16, 2), (64, 64, 4), (128, 64, 4), (128, 64, 8)]
+    for rows in (300, 5):
+        for step in steps:
+            for *tile, warps in tiles:
+                monkeypatch.setattr(linear, "shape", lambda *_: (*tile, step, warps, 2))
+                products = linear.TritonLinear(rows, 1, torch.device(device))
+                products.begin()
+                results.append(products.project(x[:rows].contiguous(), None, (layer,))[:5])
+                products.begin()
+                results.append(products.gate(x[:rows].contiguous(), linear.Norm(drawn(1024).to(kind), 1e-6), layer, layer)[:5])
+    for which in (0, 1):
+        assert all(torch.equal(result, results[which]) for result in results[which::2])

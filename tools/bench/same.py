@@ -65,7 +65,6 @@ def distribution(numbers: int = 2048) -> list[dict]:
     from recipe.policy import Sampling
     from recipe.policy.decoding import warpers
     from recipe.policy.engine.decoder import _State
-    from recipe.policy.engine.linear import TILE, TritonLinear
     from recipe.policy.engine.sampling import TritonSampler
 
     out = []
@@ -75,15 +74,10 @@ def distribution(numbers: int = 2048) -> list[dict]:
             generator = torch.Generator("cuda").manual_seed(seed)
             logits = (2.5 * torch.randn(1, VOCABULARY, device="cuda", generator=generator)).bfloat16()
             expected = warpers(sampling)(None, logits.float()).softmax(-1)[0]
-            products = TritonLinear(numbers, 1, sampling.temperature, "cuda")
-            tiles = logits.float().view(1, -1, TILE)
-            products.maxima = tiles.amax(-1).repeat(numbers, 1)
-            sums = ((tiles - tiles.amax(-1, keepdim=True)) / sampling.temperature).exp().sum(-1)
-            products.sums = sums.repeat(numbers, 1)
             state = _State.empty(numbers, 4, "cuda")
             state.uniforms[:, 0] = (torch.arange(numbers, device="cuda").double() + 0.5) / numbers
             state.tokens.live[:], state.budgets[:] = 1, 2
-            TritonSampler(products, sampling, NEVER)(logits.repeat(numbers, 1), state)
+            TritonSampler(sampling, NEVER)(logits.repeat(numbers, 1), state)
             share = torch.bincount(state.tokens.ids.long(), minlength=VOCABULARY) / numbers
             gap = max(gap, (share - expected).abs().max().item())
             outside, missing = (share > 0) & (expected == 0), (share == 0) & (expected > 1.01 / numbers)

@@ -1,14 +1,23 @@
 """Triton kernels of attention over the cache: what :class:`recipe.policy.engine.model.TorchAttention` states in PyTorch.
 
-Each row's valid part of the cache is read once for all query heads of a KV head, by as many programs as it takes to
-fill the GPU at small batches (flash-decoding: Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
+The positions that a token sees are attended to in spans of :data:`SPAN`, each from its own start, and the spans are joined
+in their order. In a token step every span is a program of its own, which fills the GPU at small batches
+(flash-decoding: Dao et al. 2023, https://pytorch.org/blog/flash-decoding), and the last one to finish joins them. While
+a prompt is read, one program takes all spans of several tokens in a row. Both do the same arithmetic in the same order:
+a token's sums depend neither on who attends beside it nor on how it came into the cache.
+
+Sums over positions are products, with ones where need be: a product adds in an order of its own whatever its shape,
+a reduction in one that the compiler chooses anew for each.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from recipe.policy.engine.linear import begin, dependent, power
+from recipe.policy.engine.linear import PRECISION, begin, dependent, power
+from recipe.policy.engine.model import TOGETHER
+
+SPAN, BLOCK = 128, 64  # positions that are attended to from one start, and of those at a time
 
 
 @triton.jit
@@ -25,7 +34,7 @@ def _rotate(
         position = tl.load(positions + token)
         slot = tl.load(slots + token).to(tl.int64)
         low = tl.arange(0, D // 2)
-        at = qkv + token * ((Q + 2 * KV) * D) + head * D + low
+        at = qkv + token.to(tl.int64) * ((Q + 2 * KV) * D) + head * D + low
         first = tl.load(at).to(tl.float32)
         second = tl.load(at + D // 2).to(tl.float32)
         if head >= Q + KV:
@@ -53,79 +62,108 @@ def _rotate(
 
 
 @triton.jit
-def _attend(
-    qkv, keys, values, slots, positions, live, out, parts, lows, counters, context, scaling,
-    Q: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+def _span(
+    query, lengths, keys, values, first, last, scaling,
+    M: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one token's G query heads on one KV head, over one of S splits of the row's valid cache.
+    """Attention of M queries to the positions from ``first`` up to ``last`` that each one sees.
 
-    The last split to finish joins all of them, in their order.
+    Returns the largest score of each, (M,), the sum of the exponentials, (M, 16) all equal, and the mixed values.
     """
-    begin(PDL)
-    TYPE: tl.constexpr = keys.dtype.element_ty
-    GROUP: tl.constexpr = Q // KV
-    token = tl.program_id(0)
-    head = tl.program_id(1)
-    split = tl.program_id(2)
-    g = tl.arange(0, G)
+    TYPE: tl.constexpr = query.dtype
     d = tl.arange(0, D)
-    query_at = (head * GROUP + g[:, None]) * D + d[None, :]
-    query = tl.load(qkv + token * ((Q + 2 * KV) * D) + query_at, mask=g[:, None] < GROUP, other=0.0)
-    length = tl.where(tl.load(live + token) != 0, tl.load(positions + token) + 1, 0)
-    width = tl.cdiv(tl.cdiv(length, S), BLOCK) * BLOCK
-    first = split * width
-    last = tl.minimum(first + width, length)
-    row = (tl.load(slots + token).to(tl.int64) * KV + head) * context * D
-    top = tl.full((G,), -1e30, tl.float32)
-    total = tl.zeros((G,), tl.float32)
-    mixed = tl.zeros((G, D), tl.float32)
+    ones = tl.full((BLOCK, 16), 1.0, TYPE)
+    top = tl.full((M,), -1e30, tl.float32)
+    total = tl.zeros((M, 16), tl.float32)
+    mixed = tl.zeros((M, D), tl.float32)
     for start in range(first, last, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at[:, None] < last
-        key = tl.load(keys + row + at[:, None] * D + d[None, :], mask=inside, other=0.0)
-        if TYPE == tl.float32:  # no tensor core computes this exactly, and without one sums are faster than tl.dot
-            score = tl.sum(query[:, None, :] * key[None, :, :], 2) * scaling
-        else:
-            score = tl.dot(query, tl.trans(key)) * scaling
-        score = tl.where(at[None, :] < last, score, float("-inf"))
+        key = tl.load(keys + at[:, None] * D + d[None, :], mask=inside, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scaling
+        score = tl.where(at[None, :] < lengths[:, None], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        shrink = tl.exp(top - higher)
-        value = tl.load(values + row + at[:, None] * D + d[None, :], mask=inside, other=0.0)
-        if TYPE == tl.float32:
-            mixed = mixed * shrink[:, None] + tl.sum(weight[:, :, None] * value[None, :, :], 1)
-        else:
-            mixed = tl.dot(weight.to(TYPE), value, mixed * shrink[:, None])
-        total = total * shrink + tl.sum(weight, 1)
+        weight = tl.exp(score - higher[:, None]).to(TYPE)
+        shrink = tl.exp(top - higher)[:, None]
+        value = tl.load(values + at[:, None] * D + d[None, :], mask=inside, other=0.0)
+        mixed = tl.dot(weight, value, mixed * shrink, input_precision=PRECISION)
+        total = tl.dot(weight, ones, total * shrink, input_precision=PRECISION)
         top = higher
-    out_at = out + token * (Q * D) + query_at
-    if S == 1:
-        tl.store(out_at, (mixed / tl.maximum(total, 1e-30)[:, None]).to(TYPE), mask=g[:, None] < GROUP)
-    else:
-        place = (token * KV + head) * S
-        at = (place + split) * G + g
-        tl.store(parts + at[:, None] * D + d[None, :], mixed)
-        tl.store(lows + at * 2, top)
-        tl.store(lows + at * 2 + 1, total)
-        tl.debug_barrier()
-        if tl.atomic_add(counters + token * KV + head, 1, sem="acq_rel") == S - 1:
-            top = tl.full((G,), -1e30, tl.float32)
-            total = tl.zeros((G,), tl.float32)
-            mixed = tl.zeros((G, D), tl.float32)
-            for other in tl.static_range(S):
-                at = (place + other) * G + g
-                other_top = tl.load(lows + at * 2, cache_modifier=".cg")
-                other_total = tl.load(lows + at * 2 + 1, cache_modifier=".cg")
-                other_mixed = tl.load(parts + at[:, None] * D + d[None, :], cache_modifier=".cg")
-                higher = tl.maximum(top, other_top)
-                mine = tl.exp(top - higher)
-                theirs = tl.exp(other_top - higher)
-                mixed = mixed * mine[:, None] + other_mixed * theirs[:, None]
-                total = total * mine + other_total * theirs
-                top = higher
-            tl.store(out_at, (mixed / tl.maximum(total, 1e-30)[:, None]).to(TYPE), mask=g[:, None] < GROUP)
-            tl.store(counters + token * KV + head, 0)
+    return top, total, mixed
+
+
+@triton.jit
+def _join(top, total, mixed, other_top, other_total, other_mixed):
+    """Two spans as one; with each product and sum named, since a compiler may fuse them in two ways."""
+    higher = tl.maximum(top, other_top)
+    mine = tl.exp(top - higher)[:, None]
+    theirs = tl.exp(other_top - higher)[:, None]
+    return higher, tl.fma(total, mine, other_total * theirs), tl.fma(mixed, mine, other_mixed * theirs)
+
+
+@triton.jit
+def _attend(
+    qkv, keys, values, slots, positions, live, out, parts, lows, counters, count, context, scaling,
+    Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr, ALONE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Attention of the query heads of one KV head, of TOKENS tokens of one slot: all spans if ALONE, or else one."""
+    begin(PDL)
+    TYPE: tl.constexpr = keys.dtype.element_ty
+    GROUP: tl.constexpr = Q // KV
+    head = tl.program_id(1)
+    m = tl.arange(0, M)
+    d = tl.arange(0, D)
+    token = tl.program_id(0) * TOKENS + m // GROUP
+    there = (m < TOKENS * GROUP) & (token < count)
+    alive = tl.load(live + token, mask=there, other=0) != 0
+    lengths = tl.where(alive, tl.load(positions + token, mask=there, other=0) + 1, 0)
+    longest = tl.max(lengths, 0)
+    spans = tl.maximum(tl.cdiv(longest, SPAN), 1)
+    mine = tl.program_id(2)
+    if mine < spans:
+        heads = head * GROUP + m % GROUP
+        at = qkv + (token.to(tl.int64) * (Q + 2 * KV) + heads)[:, None] * D + d[None, :]
+        query = tl.load(at, mask=there[:, None], other=0.0)
+        row = (tl.load(slots + tl.program_id(0) * TOKENS).to(tl.int64) * KV + head) * context * D
+        out_at = out + (token.to(tl.int64) * Q + heads)[:, None] * D + d[None, :]
+        top = tl.full((M,), -1e30, tl.float32)
+        total = tl.zeros((M, 16), tl.float32)
+        mixed = tl.zeros((M, D), tl.float32)
+        if ALONE:
+            for span in range(0, spans):
+                first = span * SPAN
+                last = tl.minimum(first + SPAN, longest)
+                other_top, other_total, other_mixed = _span(
+                    query, lengths, keys + row, values + row, first, last, scaling, M, D, BLOCK
+                )
+                top, total, mixed = _join(top, total, mixed, other_top, other_total, other_mixed)
+            tl.store(out_at, (mixed / tl.maximum(tl.max(total, 1), 1e-30)[:, None]).to(TYPE), mask=there[:, None])
+        else:
+            first = mine * SPAN
+            last = tl.minimum(first + SPAN, longest)
+            other_top, other_total, other_mixed = _span(
+                query, lengths, keys + row, values + row, first, last, scaling, M, D, BLOCK
+            )
+            place = (tl.program_id(0) * KV + head) * tl.num_programs(2)
+            at = (place + mine) * GROUP + m
+            tl.store(parts + at[:, None] * D + d[None, :], other_mixed, mask=there[:, None])
+            tl.store(lows + at * 2, other_top, mask=there)
+            tl.store(lows + at * 2 + 1, tl.max(other_total, 1), mask=there)
+            tl.debug_barrier()
+            counter = counters + tl.program_id(0) * KV + head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == spans - 1:
+                for span in range(0, spans):
+                    at = (place + span) * GROUP + m
+                    other_top = tl.load(lows + at * 2, mask=there, other=-1e30, cache_modifier=".cg")
+                    sums = tl.load(lows + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+                    other_mixed = tl.load(
+                        parts + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg"
+                    )
+                    other_total = tl.broadcast_to(sums[:, None], (M, 16))
+                    top, total, mixed = _join(top, total, mixed, other_top, other_total, other_mixed)
+                tl.store(out_at, (mixed / tl.maximum(tl.max(total, 1), 1e-30)[:, None]).to(TYPE), mask=there[:, None])
+                tl.store(counter, 0)
 
 
 class TritonAttention:
@@ -134,18 +172,19 @@ class TritonAttention:
     Args:
         cache: a :class:`recipe.policy.engine.model.Cache`.
         tokens: T, of every call.
+        reading: the tokens are those of prompts, each :data:`TOGETHER` in a row of one slot, the dead ones last.
     """
 
-    def __init__(self, cache, tokens: int):
-        self._cache = cache
+    def __init__(self, cache, tokens: int, *, reading: bool):
+        self._cache, self._tokens, self._reading = cache, tokens, reading
+        self._together = TOGETHER if reading else 1
+        group = cache.heads // cache.kv_heads
+        self._queries = power(self._together * group, 16)  # tl.dot has at least 16 rows
+        self._warps, self._stages = shape(reading, cache.keys.dtype)
+        self._spans = 1 if reading else triton.cdiv(cache.context, SPAN)
         device = cache.keys.device
-        wide = cache.keys.dtype == torch.float32
-        self._group = power(cache.heads // cache.kv_heads, 1 if wide else 16)  # tl.dot has at least 16 rows
-        self._block, self._warps, self._stages = (32, 8, 1) if wide else (64, 4, 3)
         programs = tokens * cache.kv_heads
-        self._splits = max(1, min(16, 512 // programs))  # enough programs for 132 multiprocessors, and no more
-        self._splits = 1 << (self._splits.bit_length() - 1)
-        places = programs * self._splits * self._group
+        places = 0 if reading else programs * self._spans * group
         self._parts = torch.zeros(places * cache.width, dtype=torch.float32, device=device)
         self._lows = torch.zeros(places * 2, dtype=torch.float32, device=device)
         self._counters = torch.zeros(programs, dtype=torch.int32, device=device)
@@ -160,10 +199,15 @@ class TritonAttention:
             **dependent(qkv.device),
         )  # fmt: skip
         out = qkv.new_empty((count, cache.heads * cache.width))
-        _attend[(count, cache.kv_heads, self._splits)](
-            qkv, keys, values, *place, out, self._parts, self._lows, self._counters, cache.context,
-            cache.width**-0.5, Q=cache.heads, KV=cache.kv_heads, G=self._group, D=cache.width, S=self._splits,
-            BLOCK=self._block, num_warps=self._warps, num_stages=self._stages,
-            **dependent(qkv.device),
+        _attend[(triton.cdiv(count, self._together), cache.kv_heads, self._spans)](
+            qkv, keys, values, *place, out, self._parts, self._lows, self._counters, count, cache.context,
+            cache.width**-0.5, Q=cache.heads, KV=cache.kv_heads, D=cache.width, M=self._queries,
+            TOKENS=self._together, SPAN=SPAN, BLOCK=BLOCK, ALONE=self._reading,
+            num_warps=self._warps, num_stages=self._stages, **dependent(qkv.device),
         )  # fmt: skip
         return out
+
+
+def shape(reading: bool, dtype) -> tuple[int, int]:
+    """(warps, pipeline stages); measured on an H200."""
+    return 4, 2

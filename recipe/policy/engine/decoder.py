@@ -24,12 +24,12 @@ import torch
 from recipe.errors import CheckFailed
 from recipe.policy import Sampling
 from recipe.policy.decoding import Decoder, Dialogue, Request, Sampled, warpers
-from recipe.policy.engine.model import Cache, Tokens, TorchAttention, TorchLinear, TorchSums, forward, read
+from recipe.policy.engine.model import TOGETHER, Cache, Tokens, TorchAttention, TorchLinear, TorchSums, forward, read
 
-CHUNK = 256  # prompt tokens that one forward reads
+CHUNKS = (256, 2048)  # prompt tokens that one forward reads: some, or many at a time
 STEPS = 4  # token steps between two looks at which rows ended
 LEAST_COPY = 16  # tokens that are rather copied from a neighbour's cache than read
-MOST_ROWS = 64  # of the kernels
+MOST_ROWS = 256  # whose logits and scratch are still small beside the weights
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Engine(Decoder):
         with self._inference():
             self._cache = Cache(model, rows, context)
             self._state = _State.empty(rows, context, self._device)
-            self._chunk = torch.zeros((4, CHUNK), dtype=torch.int32, device=self._device)
+            self._chunks = {size: torch.zeros((4, size), dtype=torch.int32, device=self._device) for size in CHUNKS}
 
     def serve(self, dialogues: Iterable[Dialogue], finished: Callable[[], object] = lambda: None) -> list:
         """Hold all conversations, at most ``rows`` at a time, and return their results in order.
@@ -195,6 +195,7 @@ class Engine(Decoder):
                 readers.append((ids, slot))
             rest = second if copied else first
             rest += [(id, slot, position, 1) for position, id in enumerate(ids[start:], start)]
+            rest += [(self._pad_id, slot, 0, 0)] * (-len(rest) % TOGETHER)
         self._read_tokens(first)
         for donor, slot, start, end in copies:
             for half in (self._cache.keys, self._cache.values):
@@ -216,12 +217,20 @@ class Engine(Decoder):
         state.tokens.live[index] = 1
 
     def _read_tokens(self, tokens: list[tuple[int, int, int, int]]) -> None:
-        """Fill the cache with tokens, each (id, slot, position, 1); those of a slot in order."""
-        for start in range(0, len(tokens), CHUNK):
-            chunk = tokens[start : start + CHUNK]
-            chunk += [(self._pad_id, 0, 0, 0)] * (CHUNK - len(chunk))
-            self._chunk.copy_(torch.tensor(chunk, dtype=torch.int32).T)
-            self._read_chunk()
+        """Fill the cache with tokens, each (id, slot, position, live); those of a slot in order, and padded."""
+        while tokens:
+            size = CHUNKS[self._fused and len(tokens) > CHUNKS[1] // 2]  # padding is computed too
+            self._read_chunk(size, tokens[:size])
+            tokens = tokens[size:]
+
+    def _read_chunk(self, size: int, tokens: list[tuple[int, int, int, int]]) -> None:
+        """At most ``size`` tokens in one forward."""
+        if size not in self._readers:
+            self._chunks[size].zero_()
+            self._readers[size] = self._make_reader(size)
+        tokens = tokens + [(self._pad_id, 0, 0, 0)] * (size - len(tokens))
+        self._chunks[size].copy_(torch.tensor(tokens, dtype=torch.int32).T)
+        self._readers[size]()
 
     def _refresh_weights(self) -> None:
         """Find the weights where they are now; drop what was captured for others, and prefixes read with others."""
@@ -237,42 +246,43 @@ class Engine(Decoder):
 
     def _prepare(self, weights) -> None:
         """Build the forwards for these weights, and capture them where there are graphs."""
-        state, chunk, sampling = self._state, Tokens(*self._chunk), self.sampling
+        state, sampling, layers = self._state, self.sampling, len(weights.layers)
         tensors = weights.tensors()
         self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=self._device)
         if self._fused:
             from recipe.policy.engine.attention import TritonAttention
-            from recipe.policy.engine.linear import DenseProducts, TritonLinear
+            from recipe.policy.engine.linear import TritonLinear
             from recipe.policy.engine.sampling import TritonSampler
             from recipe.policy.engine.sums import TritonSums
 
-            layers, temperature = len(weights.layers), sampling.temperature or 1.0
-            if weights.embedding.dtype == torch.float32:
-                products = reading = DenseProducts(temperature)
-            else:
-                products = TritonLinear(self._rows, layers, temperature, self._device)
-                reading = TritonLinear(CHUNK, layers, temperature, self._device)
-            attention, reading_attention = (TritonAttention(self._cache, count) for count in (self._rows, CHUNK))
-            kernel = TritonSampler.covers(sampling)
-            draw = TritonSampler(products, sampling, self._end_id) if kernel else TorchDraw(sampling, self._end_id)
+            def parts(rows: int, reading: bool):
+                return TritonLinear(rows, layers, self._device), TritonAttention(self._cache, rows, reading=reading)
+
+            sampler = TritonSampler if TritonSampler.covers(sampling) else TorchDraw
             add_up = TritonSums(tensors, self._totals)
         else:
-            products = reading = TorchLinear()
-            attention = reading_attention = TorchAttention(self._cache)
-            draw, add_up = TorchDraw(sampling, self._end_id), TorchSums(tensors, self._totals)
+
+            def parts(rows: int, reading: bool):
+                return TorchLinear(), TorchAttention(self._cache)
+
+            sampler, add_up = TorchDraw, TorchSums(tensors, self._totals)
+        pool = torch.cuda.graph_pool_handle() if self._fused else None
+        products, attention = parts(self._rows, False)
+        draw = sampler(sampling, self._end_id)
+
+        def captured(work: Callable[[], None]) -> Callable[[], None]:
+            return _Captured(work, pool) if self._fused else work
 
         def step() -> None:
             hidden = forward(weights, products, attention, state.tokens)
             draw(products.logits(hidden, weights.norm, weights.head), state)
 
-        def read_chunk() -> None:
-            forward(weights, reading, reading_attention, chunk)
+        def make_reader(size: int) -> Callable[[], None]:
+            products, attention = parts(size, True)
+            return captured(lambda: forward(weights, products, attention, Tokens(*self._chunks[size])))
 
-        self._chunk.zero_()
-        pool = torch.cuda.graph_pool_handle() if self._fused else None
-        self._add_up, self._step, self._read_chunk = (
-            _Captured(work, pool) if self._fused else work for work in (add_up, step, read_chunk)
-        )
+        self._add_up, self._step = captured(add_up), captured(step)
+        self._make_reader, self._readers = make_reader, {}  # each when it is first needed
 
     @contextmanager
     def _inference(self):

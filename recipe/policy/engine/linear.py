@@ -12,15 +12,20 @@ plus the fixed cost of each launch. Eight launches a layer, two of them in :mod:
     gate          gate and up products with their LoRA, SwiGLU
     project       down product with its LoRA, added to the residual
 
-Prompts are read by the same kernels with more rows. In float32 the products are PyTorch's (:class:`DenseProducts`).
-Weights are read where the model keeps them (no packed
-copies), so an in-place update is seen by the next step. Products accumulate in float32; adapters are rounded to
-the type of the weights, as autocast does.
+Prompts are read by the same kernels with more rows. Weights are read where the model keeps them (no packed copies), so
+an in-place update is seen by the next step. Products accumulate in float32; adapters are rounded to the type of the
+weights, as autocast does. In float32 each product of two numbers is three of the tensor cores' (TF32x3: of the leading
+and the remaining bits of each), whose error is that of plain float32.
+
+**Rows do not matter.** What a row gets has the same bits however many rows stand beside it, in a token step or a prompt.
+A product of tiles adds over the inputs in one order whatever its tile's shape (float32: whatever its rows and columns,
+so the inputs of a step are always :data:`WIDE`), the parts of ``x A`` have ends of their own, and no sum runs over rows.
+Shapes are therefore chosen by speed alone. That tiles of any shape add alike is a property of the tensor cores,
+which ``tests/test_engine.py`` asks of a GPU.
 
 **LoRA without launches.** The first programs of a product compute ``x A`` into a scratch buffer and raise a flag;
 all others multiply their tile of ``W`` meanwhile, then wait for the flag and add ``(x A) B``. Programs are
-dispatched in order, so whoever waits, waits for a running program. Sums have a fixed order: equal inputs give
-equal bits.
+dispatched in order, so whoever waits, waits for a running program.
 
 **Launches that overlap.** On Hopper each kernel lets the next be placed while it still runs
 (:func:`begin`); the next one waits for its end before it reads anything.
@@ -31,15 +36,16 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional
 
 from recipe.errors import CheckFailed
-from recipe.policy.engine.model import Norm, TorchLinear
+from recipe.policy.engine.model import Norm
 
-TILE = 64  # logits whose maximum and sum of exponentials the head writes beside them
+PRECISION = tl.constexpr("tf32x3")  # of float32; BF16 has but one
+WIDE = 32  # inputs of a step in float32
 SPLITS = 4  # programs over the inputs of one LoRA A
+STEP = 128  # inputs of a step there; the parts end at its multiples
 MOST_RANK = 256
-MOST_IN_BLOCK = 128  # rows that one program multiplies
+FEWEST_IN_BLOCK, MOST_IN_BLOCK = 16, 128  # rows that one program multiplies
 
 
 @lru_cache
@@ -89,13 +95,13 @@ def _product(
 ):  # fmt: skip
     """x[row, first:last] @ weight[col, first:last].T in float32."""
     product = tl.zeros((BM, BN), tl.float32)
-    at_x = x + row[:, None] * inputs
+    at_x = x + row[:, None].to(tl.int64) * inputs
     at_w = weight + col[:, None].to(tl.int64) * inputs
     for start in range(first, last, BK):
         k = start + tl.arange(0, BK)
         xs = _tile(at_x, row, rows, k, last, EVEN)
         ws = _tile(at_w, col, cols, k, last, EVEN)
-        product = tl.dot(xs, tl.trans(ws.to(xs.dtype)), product, input_precision="ieee")
+        product = tl.dot(xs, tl.trans(ws.to(xs.dtype)), product, input_precision=PRECISION)
     return product
 
 
@@ -112,14 +118,15 @@ def _pick(segment, zero, one, two):
 @triton.jit
 def _reduce_inputs(
     x, a, segment, split, row, rows, padded, inputs, rank, partial, flag,
-    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The part of x A over one split of the inputs, into ``partial``; then the flag."""
+    WIDTH: tl.constexpr = BK if BK < STEP else STEP
     r = tl.arange(0, R)
-    width = tl.cdiv(tl.cdiv(inputs, SPLITS), BK) * BK
+    width = tl.cdiv(tl.cdiv(inputs, SPLITS), STEP) * STEP
     first = tl.minimum(split * width, inputs)
     last = tl.minimum(first + width, inputs)
-    part = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, BK, EVEN)
+    part = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, WIDTH, EVEN)
     tl.store(partial + ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :], part)
     tl.debug_barrier()
     tl.atomic_add(flag, 1, sem="release")
@@ -127,10 +134,10 @@ def _reduce_inputs(
 
 @triton.jit
 def _adapter(
-    b, col, cols, segment, row, padded, rank, scale, partial, flag, needed,
+    result, b, col, cols, segment, row, padded, rank, scale, partial, flag, needed,
     BM: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """scale * (x A) B for the columns ``col``, once the programs of x A have raised the flag."""
+    """result + scale * (x A) B for the columns ``col``, once the programs of x A have raised the flag."""
     r = tl.arange(0, R)
     at = col[:, None] * rank + r[None, :]
     bs = tl.load(b + at, mask=(col[:, None] < cols) & (r[None, :] < rank), other=0.0).to(TYPE)
@@ -140,18 +147,18 @@ def _adapter(
     for split in tl.static_range(SPLITS):
         at = ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :]
         reduced += tl.load(partial + at, cache_modifier=".cg")
-    return tl.dot(reduced.to(TYPE), tl.trans(bs), input_precision="ieee") * scale
+    added = tl.dot(reduced.to(TYPE), tl.trans(bs), input_precision=PRECISION)
+    return tl.fma(added, scale, result)
 
 
 @triton.jit
 def _project(
-    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale,
-    residual, out, maxima, sums, inverse_temperature, partial, flag, rows,
+    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale, residual, out, partial, flag, rows,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SEGMENTS: tl.constexpr,
-    SPLITS: tl.constexpr, LORA: tl.constexpr, RESIDUAL: tl.constexpr, HEAD: tl.constexpr, EVEN: tl.constexpr,
+    SPLITS: tl.constexpr, STEP: tl.constexpr, LORA: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ [w0 w1 w2].T with LoRA, or residual += it; HEAD adds the statistics of each tile of logits."""
+    """out = x @ [w0 w1 w2].T with LoRA, or residual += it."""
     begin(PDL)
     TYPE: tl.constexpr = out.dtype.element_ty
     helpers: tl.constexpr = SEGMENTS * SPLITS if LORA else 0
@@ -164,7 +171,7 @@ def _project(
         a = _pick(segment, a0, a1, a2)
         split = tl.program_id(1) % SPLITS
         _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, EVEN
+            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, STEP, EVEN
         )
     else:
         segment = 0
@@ -189,28 +196,23 @@ def _project(
         result = _product(x, w, row, col, rows, cols, 0, inputs, inputs, BM, BN, BK, EVEN)
         if LORA:
             b = _pick(segment, b0, b1, b2)
-            result += _adapter(
-                b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
-            )
+            result = _adapter(
+                result, b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers,
+                BM, R, SPLITS, TYPE,
+            )  # fmt: skip
         inside = (row[:, None] < rows) & (col[None, :] < cols)
-        at = row[:, None] * (n0 + n1 + n2) + before + col[None, :]
+        at = row[:, None].to(tl.int64) * (n0 + n1 + n2) + before + col[None, :]
         value = result.to(TYPE)
         if RESIDUAL:
             value = (tl.load(residual + at, mask=inside).to(tl.float32) + value.to(tl.float32)).to(TYPE)
         tl.store(out + at, value, mask=inside)
-        if HEAD:
-            logits = tl.where(inside, value.to(tl.float32), float("-inf"))
-            top = tl.max(logits, 1)
-            total = tl.sum(tl.exp((logits - top[:, None]) * inverse_temperature), 1)
-            tl.store(maxima + row * tl.num_programs(1) + tile, top, mask=row < rows)
-            tl.store(sums + row * tl.num_programs(1) + tile, total, mask=row < rows)
 
 
 @triton.jit
 def _gate(
     x, w0, w1, a0, a1, b0, b1, outputs, inputs, rank, scale, out, partial, flag, rows,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, LORA: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
+    LORA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = silu(x @ w0.T) * (x @ w1.T), both products with LoRA."""
     begin(PDL)
@@ -225,13 +227,13 @@ def _gate(
         a = _pick(segment, a0, a1, a1)
         split = tl.program_id(1) % SPLITS
         _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, EVEN
+            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, STEP, EVEN
         )
     else:
         col = tile * BN + tl.arange(0, BN)
         gate = tl.zeros((BM, BN), tl.float32)
         up = tl.zeros((BM, BN), tl.float32)
-        at_x = x + row[:, None] * inputs
+        at_x = x + row[:, None].to(tl.int64) * inputs
         at_0 = w0 + col[:, None].to(tl.int64) * inputs
         at_1 = w1 + col[:, None].to(tl.int64) * inputs
         for start in range(0, inputs, BK):
@@ -239,20 +241,22 @@ def _gate(
             xs = _tile(at_x, row, rows, k, inputs, EVEN)
             ws0 = _tile(at_0, col, outputs, k, inputs, EVEN)
             ws1 = _tile(at_1, col, outputs, k, inputs, EVEN)
-            gate = tl.dot(xs, tl.trans(ws0), gate, input_precision="ieee")
-            up = tl.dot(xs, tl.trans(ws1), up, input_precision="ieee")
+            gate = tl.dot(xs, tl.trans(ws0), gate, input_precision=PRECISION)
+            up = tl.dot(xs, tl.trans(ws1), up, input_precision=PRECISION)
         if LORA:
-            gate += _adapter(
-                b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
-            )
-            up += _adapter(
-                b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers, BM, R, SPLITS, TYPE
-            )
+            gate = _adapter(
+                gate, b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers,
+                BM, R, SPLITS, TYPE,
+            )  # fmt: skip
+            up = _adapter(
+                up, b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers,
+                BM, R, SPLITS, TYPE,
+            )  # fmt: skip
         gate = gate.to(TYPE).to(tl.float32)
         gate = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
         inside = (row[:, None] < rows) & (col[None, :] < outputs)
         value = gate * up.to(TYPE).to(tl.float32)
-        tl.store(out + row[:, None] * outputs + col[None, :], value.to(TYPE), mask=inside)
+        tl.store(out + row[:, None].to(tl.int64) * outputs + col[None, :], value.to(TYPE), mask=inside)
 
 
 class TritonLinear:
@@ -261,18 +265,15 @@ class TritonLinear:
     Args:
         rows: T.
         layers: of the model.
-        temperature: of the probabilities whose normaliser the head prepares.
     """
 
-    def __init__(self, rows: int, layers: int, temperature: float, device):
-        self._rows, self._block = rows, min(power(rows, 16), MOST_IN_BLOCK)
-        self._blocks = triton.cdiv(rows, self._block)
-        self._inverse_temperature = 1.0 / temperature
+    def __init__(self, rows: int, layers: int, device):
+        self._rows = rows
+        self._blocks = triton.cdiv(rows, FEWEST_IN_BLOCK)  # at most
         self._flags = torch.zeros(4 * layers * self._blocks, dtype=torch.int32, device=device)
-        places = 3 * SPLITS * self._blocks * self._block * MOST_RANK
+        places = 3 * SPLITS * triton.cdiv(rows, MOST_IN_BLOCK) * MOST_IN_BLOCK * MOST_RANK
         self._partial = torch.zeros(places, dtype=torch.float32, device=device)
         self._launches = 0
-        self.maxima = self.sums = None  # of the last logits, (T, tiles)
 
     def begin(self) -> None:
         self._flags.zero_()
@@ -294,31 +295,21 @@ class TritonLinear:
         return [linear.a for linear in linears], [linear.b for linear in linears], ranks.pop(), scales.pop(), flag
 
     def project(self, x, norm, linears, residual=None):
-        out = residual  # added to in place
-        if residual is None:
-            out = x.new_empty((self._rows, sum(linear.weight.shape[0] for linear in linears)))
-        return self._project(normalise(x, norm), linears, residual, out, False)
-
-    def logits(self, x, norm, head):
-        tiles = triton.cdiv(head.weight.shape[0], TILE)
-        if self.maxima is None:
-            self.maxima, self.sums = (x.new_empty((self._rows, tiles), dtype=torch.float32) for _ in range(2))
-        out = x.new_empty((self._rows, head.weight.shape[0]))
-        return self._project(normalise(x, norm), (head,), None, out, True)
-
-    def _project(self, x, linears, residual, out, head):
+        x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted(linears)
         inputs, outputs = x.shape[1], [linear.weight.shape[0] for linear in linears]
-        bn, bk, warps, stages = shape("head" if head else "plain", sum(outputs), inputs, self._block, x.dtype)
+        out = residual  # added to in place
+        if residual is None:
+            out = x.new_empty((self._rows, sum(outputs)))
+        bm, bn, bk, warps, stages = shape("plain", sum(outputs), inputs, self._rows, x.dtype)
         helpers = len(linears) * SPLITS if rank else 0
         three = [(list(items) + [items[0]] * 2)[:3] for items in ([linear.weight for linear in linears], a, b)]
         sizes = (outputs + [0, 0])[:3]
-        _project[self._blocks, helpers + sum(triton.cdiv(size, bn) for size in outputs)](
+        _project[triton.cdiv(self._rows, bm), helpers + sum(triton.cdiv(size, bn) for size in outputs)](
             x, *three[0], *three[1], *three[2], *sizes, inputs, rank, scale, out if residual is None else residual, out,
-            self.maxima if head else self._partial, self.sums if head else self._partial,
-            self._inverse_temperature, self._partial, flag, self._rows,
-            BM=self._block, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), SPLITS=SPLITS,
-            LORA=rank > 0, RESIDUAL=residual is not None, HEAD=head, EVEN=inputs % bk == 0,
+            self._partial, flag, self._rows,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), SPLITS=SPLITS, STEP=STEP,
+            LORA=rank > 0, RESIDUAL=residual is not None, EVEN=even(inputs, bk),
             num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
@@ -327,40 +318,17 @@ class TritonLinear:
         x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted((gate, up))
         outputs, inputs = gate.weight.shape
-        bn, bk, warps, stages = shape("pair", outputs, inputs, self._block, x.dtype)
+        bm, bn, bk, warps, stages = shape("pair", outputs, inputs, self._rows, x.dtype)
         out = x.new_empty((self._rows, outputs))
-        _gate[self._blocks, (2 * SPLITS if rank else 0) + triton.cdiv(outputs, bn)](
+        _gate[triton.cdiv(self._rows, bm), (2 * SPLITS if rank else 0) + triton.cdiv(outputs, bn)](
             x, gate.weight, up.weight, *a, *b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
-            BM=self._block, BN=bn, BK=bk, R=power(rank, 16), SPLITS=SPLITS, LORA=rank > 0, EVEN=inputs % bk == 0,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SPLITS=SPLITS, STEP=STEP, LORA=rank > 0, EVEN=even(inputs, bk),
             num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
 
-
-class DenseProducts(TorchLinear):
-    """PyTorch's own products, for float32: cuBLAS multiplies 32 rows several times faster than Triton without TF32.
-
-    Beside the logits stands what the sampler reads of each tile, as the head kernel of :class:`TritonLinear`
-    writes it.
-    """
-
-    def __init__(self, temperature: float):
-        self._temperature = temperature
-        self.maxima = self.sums = None  # of the last logits, (T, tiles)
-
-    def project(self, x, norm, linears, residual=None):
-        return super().project(normalise(x, norm), None, linears, residual)
-
-    def gate(self, x, norm, gate, up):
-        x = normalise(x, norm)
-        return functional.silu(gate(x)) * up(x)
-
     def logits(self, x, norm, head):
-        logits = head(normalise(x, norm))
-        tiles = functional.pad(logits, (0, -logits.shape[1] % TILE), value=-torch.inf).view(len(logits), -1, TILE)
-        self.maxima = tiles.amax(-1)
-        self.sums = ((tiles - self.maxima.unsqueeze(-1)) / self._temperature).exp().sum(-1)
-        return logits
+        return self.project(x, norm, (head,))
 
 
 def normalise(x, norm: Norm | None):
@@ -375,21 +343,29 @@ def normalise(x, norm: Norm | None):
     return out
 
 
-def shape(kind: str, outputs: int, inputs: int, block: int, dtype) -> tuple[int, int, int, int]:
-    """(columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
+def even(inputs: int, step: int) -> bool:
+    """Whether no step of a product, and none of its adapter's parts, reaches beyond the inputs."""
+    return inputs % max(step, STEP) == 0
 
-    ``kind``: "plain", "pair" (gate and up together) or "head", whose tile is fixed.
+
+def shape(kind: str, outputs: int, inputs: int, rows: int, dtype) -> tuple[int, int, int, int, int]:
+    """(rows and columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
+
+    ``kind``: "plain", or "pair" (gate and up together).
     """
-    if inputs % 128 or dtype == torch.float32:  # in float32 the tests alone multiply so (DenseProducts)
-        return (TILE if kind == "head" else 16), 32, 4, 2
-    if kind == "head":
-        return TILE, 128, 4, 4
-    if block > 64:
-        return (64, 64, 8, 3) if kind == "pair" else (64, 64, 4, 4)
+    few = power(min(rows, MOST_IN_BLOCK), FEWEST_IN_BLOCK)
+    if dtype == torch.float32 or inputs % 128:
+        if few >= 64:
+            return (64, 64, WIDE, 4, 4) if kind == "plain" else (64, 32, WIDE, 4, 4)
+        return few, 16, WIDE, 2, 4
+    if few > 64:
+        return (few, 64, 64, 8, 3) if kind == "pair" else (few, 64, 64, 4, 4)
     if kind == "pair":
-        return (16, 128, 2, 10) if outputs <= 4096 and block == 16 else (32, 128, 2, 4)
+        return (few, 16, 128, 2, 10) if outputs <= 4096 and few == 16 else (few, 32, 128, 2, 4)
+    if outputs >= 65_536:
+        return few, 64, 128, 4, 4
     if outputs >= 4096 and outputs > inputs:
-        return 16, 128, 2, 6
-    if block == 16 and outputs > 2048 and inputs % 512 == 0:
-        return 16, 512, 2, 3
-    return (16, 256, 2, 4) if inputs % 256 == 0 else (16, 128, 2, 6)
+        return few, 16, 128, 2, 6
+    if few == 16 and outputs > 2048 and inputs % 512 == 0:
+        return few, 16, 512, 2, 3
+    return (few, 16, 256, 2, 4) if inputs % 256 == 0 else (few, 16, 128, 2, 6)

@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from recipe.errors import CheckFailed
 
+TOGETHER = 16  # tokens of a prompt that are read beside each other by a kernel: all of one slot, the dead ones last
+
 
 @dataclass(frozen=True)
 class Linear:

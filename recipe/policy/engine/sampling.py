@@ -1,17 +1,35 @@
 """A Triton kernel that draws each row's token and advances the row: what :class:`recipe.policy.engine.decoder.TorchDraw` does.
 
 Temperature, top-k, top-p and min-p keep and weigh exactly what transformers' processors keep and weigh, ties
-included, without sorting the vocabulary: the head (:mod:`recipe.policy.engine.linear`) leaves the maximum and the sum
-of exponentials of every tile of logits, and only tiles that can hold a kept token are looked into.
+included, without sorting the vocabulary: first comes the maximum and the sum of exponentials of every tile of logits,
+and then only tiles that can hold a kept token are looked into. Both are of one row, whatever stands beside it.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from recipe.policy.engine.linear import TILE, TritonLinear, begin, dependent, power
+from recipe.policy.engine.linear import begin, dependent, power
 
+TILE, TILES = 64, 32  # logits of a tile; tiles that one program sums up
 KEPT = 128  # tokens that top-k may keep, ties at the k-th value included
+
+
+@triton.jit
+def _sum_up(
+    logits, maxima, sums, inverse_temperature, vocabulary, tiles, TILE: tl.constexpr, TILES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """The maximum of each tile of one row's logits, and the sum of the exponentials of what is below it."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    values = tl.load(logits + row * vocabulary + ids, mask=ids < vocabulary, other=float("-inf")).to(tl.float32)
+    top = tl.max(values, 1)
+    total = tl.sum(tl.exp((values - top[:, None]) * inverse_temperature), 1)
+    tl.store(maxima + row * tiles + tile, top, mask=tile < tiles)
+    tl.store(sums + row * tiles + tile, total, mask=tile < tiles)
 
 
 @triton.jit
@@ -128,29 +146,36 @@ def _sample(
 
 
 class TritonSampler:
-    """Draws from the logits of :meth:`TritonLinear.logits`; greedy, or with a top-k that leaves room for ties."""
+    """Draws from logits, (rows, vocabulary); greedy, or with a top-k that leaves room for ties."""
 
     @staticmethod
     def covers(sampling) -> bool:
         return sampling.temperature == 0 or 0 < sampling.top_k <= KEPT // 2
 
-    def __init__(self, products: TritonLinear, sampling, end_id: int):
-        self._products, self._sampling, self._end_id = products, sampling, end_id
+    def __init__(self, sampling, end_id: int):
+        self._sampling, self._end_id = sampling, end_id
         self._scratch = None
 
     def __call__(self, logits, state) -> None:
-        products, sampling = self._products, self._sampling
+        sampling = self._sampling
         rows, vocabulary = logits.shape
-        tiles = products.maxima.shape[1]
+        tiles = triton.cdiv(vocabulary, TILE)
+        temperature = sampling.temperature or 1.0
         if self._scratch is None:
+            whole, score = torch.int32, torch.float32
             self._scratch = [
                 torch.zeros((rows, columns), dtype=kind, device=logits.device)
-                for columns, kind in ((tiles, torch.int32), (KEPT, torch.int32), (KEPT, torch.float32))
+                for columns, kind in ((tiles, score), (tiles, score), (tiles, whole), (KEPT, whole), (KEPT, score))
             ]
+        maxima, sums, *chosen = self._scratch
+        _sum_up[(rows, triton.cdiv(tiles, TILES))](
+            logits, maxima, sums, 1.0 / temperature, vocabulary, tiles, TILE=TILE, TILES=TILES, num_warps=4,
+            **dependent(logits.device),
+        )  # fmt: skip
         _sample[(rows,)](
-            logits, products.maxima, products.sums, *self._scratch, state.tokens.ids, state.tokens.positions,
+            logits, maxima, sums, *chosen, state.tokens.ids, state.tokens.positions,
             state.tokens.live, state.counts, state.budgets, state.uniforms, state.sampled, state.logprobs, state.fault,
-            sampling.temperature or 1.0, 1.0 - sampling.top_p, sampling.min_p, sampling.top_k, self._end_id,
+            temperature, 1.0 - sampling.top_p, sampling.min_p, sampling.top_k, self._end_id,
             vocabulary, tiles, state.sampled.shape[1],
             TILE=TILE, TILES=power(tiles, 16), KEPT=KEPT, BLOCK=2048,
             LOW_BIT=16 if logits.dtype == torch.bfloat16 else 0, GREEDY=sampling.temperature == 0,
