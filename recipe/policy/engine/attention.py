@@ -17,35 +17,38 @@ import triton.language as tl
 from recipe.policy.engine.linear import PRECISION, begin, dependent, power
 from recipe.policy.engine.model import TOGETHER
 
-SPAN, BLOCK = 128, 64  # positions that are attended to from one start, and of those at a time
+SPAN = 128  # positions that are attended to from one start
+BLOCK = {torch.bfloat16: 64, torch.float32: 32}  # of those at a time
 
 
 @triton.jit
 def _rotate(
     qkv, q_gain, k_gain, epsilon, cosine, sine, keys, values, slots, positions, live, context,
-    Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
+    Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotary embedding of one head of one token; a key or value goes to its slot of the cache."""
+    """Norm and rotary embedding of HEADS heads of one token; a key or value goes to its slot of the cache."""
     begin(PDL)
     TYPE: tl.constexpr = keys.dtype.element_ty
     token = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * HEADS
     if tl.load(live + token) != 0:
         position = tl.load(positions + token)
         slot = tl.load(slots + token).to(tl.int64)
-        low = tl.arange(0, D // 2)
-        at = qkv + token.to(tl.int64) * ((Q + 2 * KV) * D) + head * D + low
+        heads = tl.arange(0, HEADS)[:, None]
+        low = tl.arange(0, D // 2)[None, :]
+        at = qkv + (token.to(tl.int64) * (Q + 2 * KV) + head + heads) * D + low
         first = tl.load(at).to(tl.float32)
         second = tl.load(at + D // 2).to(tl.float32)
         if head >= Q + KV:
-            to = values + ((slot * KV + head - Q - KV) * context + position) * D + low
+            to = values + ((slot * KV + head - Q - KV + heads) * context + position) * D + low
             tl.store(to, first.to(TYPE))
             tl.store(to + D // 2, second.to(TYPE))
         else:
             gain = q_gain
             if head >= Q:
                 gain = k_gain
-            rms = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / D + epsilon)
+            squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+            rms = tl.rsqrt(squares / D + epsilon)[:, None]
             first = (first * rms).to(TYPE).to(tl.float32) * tl.load(gain + low).to(tl.float32)
             second = (second * rms).to(TYPE).to(tl.float32) * tl.load(gain + D // 2 + low).to(tl.float32)
             cos = tl.load(cosine + position * D + low).to(tl.float32)
@@ -53,7 +56,7 @@ def _rotate(
             turned = (first * cos - second * sin).to(TYPE)
             turned_second = (second * cos + first * sin).to(TYPE)
             if head >= Q:
-                to = keys + ((slot * KV + head - Q) * context + position) * D + low
+                to = keys + ((slot * KV + head - Q + heads) * context + position) * D + low
                 tl.store(to, turned)
                 tl.store(to + D // 2, turned_second)
             else:
@@ -179,8 +182,9 @@ class TritonAttention:
         self._cache, self._tokens, self._reading = cache, tokens, reading
         self._together = TOGETHER if reading else 1
         group = cache.heads // cache.kv_heads
+        self._heads = 4 if cache.heads % 4 == cache.kv_heads % 4 == 0 else 1
         self._queries = power(self._together * group, 16)  # tl.dot has at least 16 rows
-        self._warps, self._stages = shape(reading, cache.keys.dtype)
+        self._warps, self._stages = shape(reading, tokens, cache.keys.dtype)
         self._spans = 1 if reading else triton.cdiv(cache.context, SPAN)
         device = cache.keys.device
         programs = tokens * cache.kv_heads
@@ -193,21 +197,21 @@ class TritonAttention:
         cache, count = self._cache, len(qkv)
         keys, values = cache.keys[number], cache.values[number]
         place = (tokens.slots, tokens.positions, tokens.live)
-        _rotate[(count, cache.heads + 2 * cache.kv_heads)](
+        _rotate[(count, (cache.heads + 2 * cache.kv_heads) // self._heads)](
             qkv, layer.q_norm.gain, layer.k_norm.gain, layer.q_norm.epsilon, cache.cosine, cache.sine, keys, values,
-            *place, cache.context, Q=cache.heads, KV=cache.kv_heads, D=cache.width, num_warps=1,
-            **dependent(qkv.device),
+            *place, cache.context, Q=cache.heads, KV=cache.kv_heads, D=cache.width, HEADS=self._heads,
+            num_warps=1, **dependent(qkv.device),
         )  # fmt: skip
         out = qkv.new_empty((count, cache.heads * cache.width))
         _attend[(triton.cdiv(count, self._together), cache.kv_heads, self._spans)](
             qkv, keys, values, *place, out, self._parts, self._lows, self._counters, count, cache.context,
             cache.width**-0.5, Q=cache.heads, KV=cache.kv_heads, D=cache.width, M=self._queries,
-            TOKENS=self._together, SPAN=SPAN, BLOCK=BLOCK, ALONE=self._reading,
+            TOKENS=self._together, SPAN=SPAN, BLOCK=BLOCK[keys.dtype], ALONE=self._reading,
             num_warps=self._warps, num_stages=self._stages, **dependent(qkv.device),
         )  # fmt: skip
         return out
 
 
-def shape(reading: bool, dtype) -> tuple[int, int]:
+def shape(reading: bool, tokens: int, dtype) -> tuple[int, int]:
     """(warps, pipeline stages); measured on an H200."""
-    return 4, 2
+    return (2, 2) if tokens > 16 and not reading and dtype == torch.bfloat16 else (4, 2)

@@ -41,10 +41,10 @@ from recipe.errors import CheckFailed
 from recipe.policy.engine.model import Norm
 
 PRECISION = tl.constexpr("tf32x3")  # of float32; BF16 has but one
-WIDE = 32  # inputs of a step in float32
-SPLITS = 4  # programs over the inputs of one LoRA A
-STEP = 128  # inputs of a step there; the parts end at its multiples
+WIDE = 64  # inputs of a step in float32
+PARTS, STEP = 4, 128  # parts of the inputs that are added up apart, and whose multiples they end at
 MOST_RANK = 256
+MOST_APART = 64  # rows for which each part of a sum over the inputs has a program of its own
 FEWEST_IN_BLOCK, MOST_IN_BLOCK = 16, 128  # rows that one program multiplies
 
 
@@ -106,6 +106,14 @@ def _product(
 
 
 @triton.jit
+def _ends(part, inputs, PARTS: tl.constexpr, STEP: tl.constexpr):
+    """Where a part of the inputs begins and ends; the last ones may be empty."""
+    width = tl.cdiv(tl.cdiv(inputs, PARTS), STEP) * STEP
+    first = tl.minimum(part * width, inputs)
+    return first, tl.minimum(first + width, inputs)
+
+
+@triton.jit
 def _pick(segment, zero, one, two):
     chosen = zero
     if segment == 1:
@@ -117,17 +125,15 @@ def _pick(segment, zero, one, two):
 
 @triton.jit
 def _reduce_inputs(
-    x, a, segment, split, row, rows, padded, inputs, rank, partial, flag,
-    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    x, a, segment, part, row, rows, padded, inputs, rank, partial, flag,
+    BM: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The part of x A over one split of the inputs, into ``partial``; then the flag."""
+    """x A over one part of the inputs, into ``partial``; then the flag."""
     WIDTH: tl.constexpr = BK if BK < STEP else STEP
     r = tl.arange(0, R)
-    width = tl.cdiv(tl.cdiv(inputs, SPLITS), STEP) * STEP
-    first = tl.minimum(split * width, inputs)
-    last = tl.minimum(first + width, inputs)
-    part = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, WIDTH, EVEN)
-    tl.store(partial + ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :], part)
+    first, last = _ends(part, inputs, PARTS, STEP)
+    product = _product(x, a, row, r, rows, rank, first, last, inputs, BM, R, WIDTH, EVEN)
+    tl.store(partial + ((segment * PARTS + part) * padded + row[:, None]) * R + r[None, :], product)
     tl.debug_barrier()
     tl.atomic_add(flag, 1, sem="release")
 
@@ -135,7 +141,7 @@ def _reduce_inputs(
 @triton.jit
 def _adapter(
     result, b, col, cols, segment, row, padded, rank, scale, partial, flag, needed,
-    BM: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr,
+    BM: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """result + scale * (x A) B for the columns ``col``, once the programs of x A have raised the flag."""
     r = tl.arange(0, R)
@@ -144,8 +150,8 @@ def _adapter(
     while tl.atomic_add(flag, 0, sem="acquire") < needed:
         pass
     reduced = tl.zeros((BM, R), tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = ((segment * SPLITS + split) * padded + row[:, None]) * R + r[None, :]
+    for part in tl.static_range(PARTS):
+        at = ((segment * PARTS + part) * padded + row[:, None]) * R + r[None, :]
         reduced += tl.load(partial + at, cache_modifier=".cg")
     added = tl.dot(reduced.to(TYPE), tl.trans(bs), input_precision=PRECISION)
     return tl.fma(added, scale, result)
@@ -153,26 +159,23 @@ def _adapter(
 
 @triton.jit
 def _project(
-    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale, residual, out, partial, flag, rows,
+    x, w0, w1, w2, a0, a1, a2, b0, b1, b2, n0, n1, n2, inputs, rank, scale, out, partial, flag, rows,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SEGMENTS: tl.constexpr,
-    SPLITS: tl.constexpr, STEP: tl.constexpr, LORA: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, STEP: tl.constexpr, LORA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ [w0 w1 w2].T with LoRA, or residual += it."""
+    """out = x @ [w0 w1 w2].T with LoRA."""
     begin(PDL)
     TYPE: tl.constexpr = out.dtype.element_ty
-    helpers: tl.constexpr = SEGMENTS * SPLITS if LORA else 0
+    helpers: tl.constexpr = SEGMENTS * PARTS if LORA else 0
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     padded = tl.num_programs(0) * BM
     flag += tl.program_id(0)
     tile = tl.program_id(1) - helpers
     if tile < 0:
-        segment = tl.program_id(1) // SPLITS
+        segment = tl.program_id(1) // PARTS
         a = _pick(segment, a0, a1, a2)
-        split = tl.program_id(1) % SPLITS
-        _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, STEP, EVEN
-        )
+        part = tl.program_id(1) % PARTS
+        _reduce_inputs(x, a, segment, part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
     else:
         segment = 0
         before = 0  # columns of the segments before this one
@@ -197,38 +200,85 @@ def _project(
         if LORA:
             b = _pick(segment, b0, b1, b2)
             result = _adapter(
-                result, b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers,
-                BM, R, SPLITS, TYPE,
-            )  # fmt: skip
+                result, b, col, cols, segment, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
+            )
         inside = (row[:, None] < rows) & (col[None, :] < cols)
         at = row[:, None].to(tl.int64) * (n0 + n1 + n2) + before + col[None, :]
-        value = result.to(TYPE)
-        if RESIDUAL:
-            value = (tl.load(residual + at, mask=inside).to(tl.float32) + value.to(tl.float32)).to(TYPE)
-        tl.store(out + at, value, mask=inside)
+        tl.store(out + at, result.to(TYPE), mask=inside)
+
+
+@triton.jit
+def _add(
+    x, w, a, b, outputs, inputs, rank, scale, out, partial, flag, rows, apart, counters,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+    LORA: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out += x @ w.T with LoRA: many inputs for few outputs, so that their parts are added up apart.
+
+    One program takes all parts if ALONE, or else each has its own, and the last one to finish adds them in their order.
+    """
+    begin(PDL)
+    TYPE: tl.constexpr = out.dtype.element_ty
+    helpers: tl.constexpr = PARTS if LORA else 0
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    padded = tl.num_programs(0) * BM
+    flag += tl.program_id(0)
+    tile = tl.program_id(1) - helpers
+    part = tl.program_id(2)
+    if tile < 0:
+        if part == 0:
+            a_part = tl.program_id(1)
+            _reduce_inputs(x, a, 0, a_part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
+    else:
+        col = tile * BN + tl.arange(0, BN)
+        inside = (row[:, None] < rows) & (col[None, :] < outputs)
+        at = row[:, None].to(tl.int64) * outputs + col[None, :]
+        result = tl.zeros((BM, BN), tl.float32)
+        finished = True
+        if ALONE:
+            for each in range(PARTS):
+                first, last = _ends(each, inputs, PARTS, STEP)
+                result += _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
+        else:
+            size = tl.cast(rows, tl.int64) * outputs
+            first, last = _ends(part, inputs, PARTS, STEP)
+            mine = _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
+            tl.store(apart + part * size + at, mine, mask=inside)
+            tl.debug_barrier()
+            counter = counters + tl.program_id(0) * tl.num_programs(1) + tile
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == PARTS - 1
+            if finished:
+                for each in tl.static_range(PARTS):
+                    result += tl.load(apart + each * size + at, mask=inside, other=0.0, cache_modifier=".cg")
+                tl.store(counter, 0)
+        if finished:
+            if LORA:
+                result = _adapter(
+                    result, b, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
+                )
+            residual = tl.load(out + at, mask=inside).to(tl.float32)
+            tl.store(out + at, (residual + result.to(TYPE).to(tl.float32)).to(TYPE), mask=inside)
 
 
 @triton.jit
 def _gate(
     x, w0, w1, a0, a1, b0, b1, outputs, inputs, rank, scale, out, partial, flag, rows,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
     LORA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = silu(x @ w0.T) * (x @ w1.T), both products with LoRA."""
     begin(PDL)
     TYPE: tl.constexpr = out.dtype.element_ty
-    helpers: tl.constexpr = 2 * SPLITS if LORA else 0
+    helpers: tl.constexpr = 2 * PARTS if LORA else 0
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     padded = tl.num_programs(0) * BM
     flag += tl.program_id(0)
     tile = tl.program_id(1) - helpers
     if tile < 0:
-        segment = tl.program_id(1) // SPLITS
+        segment = tl.program_id(1) // PARTS
         a = _pick(segment, a0, a1, a1)
-        split = tl.program_id(1) % SPLITS
-        _reduce_inputs(
-            x, a, segment, split, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, SPLITS, STEP, EVEN
-        )
+        part = tl.program_id(1) % PARTS
+        _reduce_inputs(x, a, segment, part, row, rows, padded, inputs, rank, partial, flag, BM, BK, R, PARTS, STEP, EVEN)
     else:
         col = tile * BN + tl.arange(0, BN)
         gate = tl.zeros((BM, BN), tl.float32)
@@ -245,13 +295,11 @@ def _gate(
             up = tl.dot(xs, tl.trans(ws1), up, input_precision=PRECISION)
         if LORA:
             gate = _adapter(
-                gate, b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers,
-                BM, R, SPLITS, TYPE,
-            )  # fmt: skip
+                gate, b0, col, outputs, 0, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
+            )
             up = _adapter(
-                up, b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers,
-                BM, R, SPLITS, TYPE,
-            )  # fmt: skip
+                up, b1, col, outputs, 1, row, padded, rank, scale, partial, flag, helpers, BM, R, PARTS, TYPE
+            )
         gate = gate.to(TYPE).to(tl.float32)
         gate = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
         inside = (row[:, None] < rows) & (col[None, :] < outputs)
@@ -271,8 +319,9 @@ class TritonLinear:
         self._rows = rows
         self._blocks = triton.cdiv(rows, FEWEST_IN_BLOCK)  # at most
         self._flags = torch.zeros(4 * layers * self._blocks, dtype=torch.int32, device=device)
-        places = 3 * SPLITS * triton.cdiv(rows, MOST_IN_BLOCK) * MOST_IN_BLOCK * MOST_RANK
+        places = 3 * PARTS * triton.cdiv(rows, MOST_IN_BLOCK) * MOST_IN_BLOCK * MOST_RANK
         self._partial = torch.zeros(places, dtype=torch.float32, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)  # each zero again after a launch
         self._launches = 0
 
     def begin(self) -> None:
@@ -296,21 +345,37 @@ class TritonLinear:
 
     def project(self, x, norm, linears, residual=None):
         x = normalise(x, norm)
+        if residual is not None:
+            return self._add(x, linears[0], residual)
         a, b, rank, scale, flag = self._adapted(linears)
         inputs, outputs = x.shape[1], [linear.weight.shape[0] for linear in linears]
-        out = residual  # added to in place
-        if residual is None:
-            out = x.new_empty((self._rows, sum(outputs)))
-        bm, bn, bk, warps, stages = shape("plain", sum(outputs), inputs, self._rows, x.dtype)
-        helpers = len(linears) * SPLITS if rank else 0
+        out = x.new_empty((self._rows, sum(outputs)))
+        bm, bn, bk, warps, stages = shape("plain", sum(outputs), self._rows, inputs, x.dtype)
+        helpers = len(linears) * PARTS if rank else 0
         three = [(list(items) + [items[0]] * 2)[:3] for items in ([linear.weight for linear in linears], a, b)]
         sizes = (outputs + [0, 0])[:3]
         _project[triton.cdiv(self._rows, bm), helpers + sum(triton.cdiv(size, bn) for size in outputs)](
-            x, *three[0], *three[1], *three[2], *sizes, inputs, rank, scale, out if residual is None else residual, out,
-            self._partial, flag, self._rows,
-            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), SPLITS=SPLITS, STEP=STEP,
-            LORA=rank > 0, RESIDUAL=residual is not None, EVEN=even(inputs, bk),
-            num_warps=warps, num_stages=stages, **dependent(x.device),
+            x, *three[0], *three[1], *three[2], *sizes, inputs, rank, scale, out, self._partial, flag, self._rows,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SEGMENTS=len(linears), PARTS=PARTS, STEP=STEP,
+            LORA=rank > 0, EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
+        )  # fmt: skip
+        return out
+
+    def _add(self, x, linear, out):
+        """out, (T, N), plus the product; in place."""
+        (a,), (b,), rank, scale, flag = self._adapted((linear,))
+        outputs, inputs = linear.weight.shape
+        bm, bn, bk, warps, stages = shape("added", outputs, self._rows, inputs, x.dtype)
+        alone = self._rows > MOST_APART
+        apart = self._partial if alone else x.new_empty((PARTS, self._rows, outputs), dtype=torch.float32)
+        grid = triton.cdiv(self._rows, bm), (PARTS if rank else 0) + triton.cdiv(outputs, bn), 1 if alone else PARTS
+        if len(self._counters) < grid[0] * grid[1]:
+            self._counters = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
+        _add[grid](
+            x, linear.weight, a, b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
+            apart, self._counters,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, LORA=rank > 0, ALONE=alone,
+            EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
 
@@ -318,12 +383,12 @@ class TritonLinear:
         x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted((gate, up))
         outputs, inputs = gate.weight.shape
-        bm, bn, bk, warps, stages = shape("pair", outputs, inputs, self._rows, x.dtype)
+        bm, bn, bk, warps, stages = shape("pair", outputs, self._rows, inputs, x.dtype)
         out = x.new_empty((self._rows, outputs))
-        _gate[triton.cdiv(self._rows, bm), (2 * SPLITS if rank else 0) + triton.cdiv(outputs, bn)](
+        _gate[triton.cdiv(self._rows, bm), (2 * PARTS if rank else 0) + triton.cdiv(outputs, bn)](
             x, gate.weight, up.weight, *a, *b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
-            BM=bm, BN=bn, BK=bk, R=power(rank, 16), SPLITS=SPLITS, STEP=STEP, LORA=rank > 0, EVEN=even(inputs, bk),
-            num_warps=warps, num_stages=stages, **dependent(x.device),
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, LORA=rank > 0,
+            EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
 
@@ -343,29 +408,34 @@ def normalise(x, norm: Norm | None):
     return out
 
 
-def even(inputs: int, step: int) -> bool:
-    """Whether no step of a product, and none of its adapter's parts, reaches beyond the inputs."""
-    return inputs % max(step, STEP) == 0
-
-
-def shape(kind: str, outputs: int, inputs: int, rows: int, dtype) -> tuple[int, int, int, int, int]:
+def shape(kind: str, outputs: int, rows: int, inputs: int, dtype) -> tuple[int, int, int, int, int]:
     """(rows and columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
 
-    ``kind``: "plain", or "pair" (gate and up together).
+    ``kind``: "plain", "added" (to the residual, in parts) or "pair" (gate and up together).
     """
-    few = power(min(rows, MOST_IN_BLOCK), FEWEST_IN_BLOCK)
-    if dtype == torch.float32 or inputs % 128:
+    few, wide = power(min(rows, MOST_IN_BLOCK), FEWEST_IN_BLOCK), outputs >= 8192
+    if dtype == torch.float32 or inputs % STEP:
+        if rows > 256:
+            return 128, 64, WIDE, 8, 2
         if few >= 64:
-            return (64, 64, WIDE, 4, 4) if kind == "plain" else (64, 32, WIDE, 4, 4)
-        return few, 16, WIDE, 2, 4
-    if few > 64:
-        return (few, 64, 64, 8, 3) if kind == "pair" else (few, 64, 64, 4, 4)
+            return (64, 32, WIDE, 4, 2) if kind == "pair" else (64, 32, WIDE, 4, 3)
+        return few, 16, WIDE, 2, 3 if kind == "pair" else 4
+    if rows > 128:
+        if kind == "pair":
+            return (128, 128, 64, 8, 3) if rows > 256 else (128, 64, 64, 4, 3)
+        return (128, 128, 64, 8, 4) if rows > 256 or kind == "plain" else (64, 64, 128, 4, 3)
+    if few == 128:
+        if kind == "plain" and outputs >= 65_536:
+            return 128, 128, 64, 8, 3
+        return {"plain": (64, 64, 128, 4, 3), "added": (64, 32, 128, 4, 4), "pair": (64, 64, 64, 4, 4)}[kind]
+    if few == 64:
+        if kind == "pair":
+            return (64, 64, 64, 4, 4) if wide else (64, 32, 128, 4, 3)
+        return (64, 64, 64, 4, 4) if outputs >= 65_536 else (64, 32, 128, 4, 4)
     if kind == "pair":
-        return (few, 16, 128, 2, 10) if outputs <= 4096 and few == 16 else (few, 32, 128, 2, 4)
-    if outputs >= 65_536:
-        return few, 64, 128, 4, 4
-    if outputs >= 4096 and outputs > inputs:
-        return few, 16, 128, 2, 6
-    if few == 16 and outputs > 2048 and inputs % 512 == 0:
-        return few, 16, 512, 2, 3
-    return (few, 16, 256, 2, 4) if inputs % 256 == 0 else (few, 16, 128, 2, 6)
+        if few == 16:
+            return (16, 32, 128, 4, 4) if outputs > 4096 else (16, 16, 128, 2, 10)
+        return (32, 64, 64, 4, 4) if wide else (32, 32, 128, 2, 4)
+    if kind == "plain" and outputs >= 65_536:
+        return few, 32, 128, 2, 4
+    return (32, 16, 256, 2, 4) if kind == "plain" and few == 32 and inputs % 256 == 0 else (few, 16, 128, 2, 6)
