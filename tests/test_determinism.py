@@ -1,6 +1,7 @@
 """A deterministic plan's stages compute repeatably: torch is told so before it computes, and what it was told is read back."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,16 +56,16 @@ class Settled(Exception):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     "work",
-    [evaluation.evaluate_starting, grpo.train, merge.merge, retention.measure],
-    ids=["evaluation", "grpo", "merge", "retention"],
+    [evaluation.evaluate_starting, evaluation.evaluate_merged, grpo.train, merge.merge, retention.measure],
+    ids=["baseline", "candidate", "grpo", "merge", "retention"],
 )
 def test_every_stage_that_runs_a_model_tells_torch_first(work, deterministic, monkeypatch):
     def settle(wanted: bool) -> None:
         raise Settled(wanted)
 
     monkeypatch.setattr(determinism, "settle", settle)
-    settings = SimpleNamespace(samples_per_task=1)
-    plan = SimpleNamespace(config=SimpleNamespace(deterministic=deterministic, evaluation=settings), checkpoint="c")
+    config = SimpleNamespace(deterministic=deterministic, evaluation=SimpleNamespace(samples_per_task=1))
+    plan = SimpleNamespace(config=config, checkpoint=Path("checkpoint"), run=Path("run"))
     with pytest.raises(Settled, match=str(deterministic)):
         work(SimpleNamespace(plan=plan))
 

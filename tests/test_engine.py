@@ -1,6 +1,8 @@
 """The engine against the plain sampler, transformers' generate and its processors, on tiny models in float32."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -264,6 +266,19 @@ def test_no_prefix_outlives_the_weights_it_was_read_with(adapted, how, monkeypat
     assert engine._read is not held  # forgotten as a whole
 
 
+def test_an_engine_goes_with_its_last_reference(model):
+    """Left to the collector, its graphs would be freed while another engine's are captured."""
+    engine = _engine(model, RECIPE)
+    spoken(engine, _prompts(2), [3] * 2, _streams(2))
+    gone = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_stopped_conversation_leaves_the_engine_usable(model):
     engine, prompts = _engine(model, RECIPE, rows=2), _prompts(2)
 
@@ -473,7 +488,7 @@ def test_a_products_bits_do_not_depend_on_the_shape_of_its_tiles(device, kind, s
     for rows in (300, 5):
         for step in steps:
             for *tile, warps in tiles:
-                monkeypatch.setattr(linear, "shape", lambda *_: (*tile, step, warps, 2))
+                monkeypatch.setattr(linear, "product_shape", lambda *_: (*tile, step, warps, 2))
                 products = linear.TritonLinear(rows, 1, torch.device(device))
                 products.begin()
                 some, norm = x[:rows].contiguous(), Norm(gain, 1e-6)

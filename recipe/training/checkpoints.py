@@ -10,7 +10,7 @@ in it a verifier proves who sampled the validation there and the step after it, 
 to the next one again. So a checkpoint holds nothing that depends on the machine's clock or the run's place.
 
 Evidence is cut back to the step that training goes on from; what is later is set aside. Steps repeated after a lost node are the same steps:
-same tasks, same random state, same bytes (on a GPU as far as its kernels are deterministic).
+same tasks, same random state, same bytes (README, "Repeatability").
 """
 
 import shutil

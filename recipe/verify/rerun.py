@@ -2,7 +2,7 @@
 
 Pausing changes nothing, so a checkpoint of the frozen schedule is a place to begin from (step 0 is the starting
 checkpoint itself), and whoever has the run can take any interval's steps again: rollouts, losses, gradients, weights.
-The bytes are those of the run on a machine of its kind alone (README, "Same bytes").
+The bytes are those of the run on a machine of its kind alone (README, "Repeatability").
 """
 
 import re

@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from recipe.policy.engine.linear import PRECISION, begin, dependent, power
+from recipe.policy.engine.linear import PRECISION, begin, dependent
 from recipe.policy.engine.model import TOGETHER
+from recipe.policy.engine.shapes import attention_shape, power
 
 SPAN = 128  # positions that are attended to from one start
-BLOCK = {torch.bfloat16: 64, torch.float32: 32}  # of those at a time
+BLOCK = {torch.bfloat16: 64, torch.float32: 16}  # of those at a time
 
 
 @triton.jit
@@ -184,7 +185,7 @@ class TritonAttention:
         group = cache.heads // cache.kv_heads
         self._heads = 4 if cache.heads % 4 == cache.kv_heads % 4 == 0 else 1
         self._queries = power(self._together * group, 16)  # tl.dot has at least 16 rows
-        self._warps, self._stages = shape(reading, tokens, cache.keys.dtype)
+        self._warps, self._stages = attention_shape(reading, tokens, cache.keys.dtype)
         self._spans = 1 if reading else triton.cdiv(cache.context, SPAN)
         device = cache.keys.device
         programs = tokens * cache.kv_heads
@@ -210,8 +211,3 @@ class TritonAttention:
             num_warps=self._warps, num_stages=self._stages, **dependent(qkv.device),
         )  # fmt: skip
         return out
-
-
-def shape(reading: bool, tokens: int, dtype) -> tuple[int, int]:
-    """(warps, pipeline stages); measured on an H200."""
-    return (2, 2) if tokens > 16 and not reading and dtype == torch.bfloat16 else (4, 2)

@@ -219,7 +219,8 @@ class Engine(Decoder):
     def _read_tokens(self, tokens: list[tuple[int, int, int, int]]) -> None:
         """Fill the cache with tokens, each (id, slot, position, live); those of a slot in order, and padded."""
         while tokens:
-            size = CHUNKS[self._fused and len(tokens) > CHUNKS[1] // 2]  # padding is computed too
+            many = self._fused and len(tokens) > CHUNKS[1] // 2  # padding is computed too
+            size = CHUNKS[many]
             self._read_chunk(size, tokens[:size])
             tokens = tokens[size:]
 
@@ -246,32 +247,35 @@ class Engine(Decoder):
 
     def _prepare(self, weights) -> None:
         """Build the forwards for these weights, and capture them where there are graphs."""
-        state, sampling, layers = self._state, self.sampling, len(weights.layers)
+        # Nothing here may hold the engine itself: in a cycle its graphs would be freed whenever the collector runs,
+        # and a capture of another engine under way would be lost.
+        state, sampling, layers, fused, device = self._state, self.sampling, len(weights.layers), self._fused, self._device
+        cache, chunks = self._cache, self._chunks
         tensors = weights.tensors()
-        self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=self._device)
-        if self._fused:
+        self._totals = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+        if fused:
             from recipe.policy.engine.attention import TritonAttention
             from recipe.policy.engine.linear import TritonLinear
             from recipe.policy.engine.sampling import TritonSampler
             from recipe.policy.engine.sums import TritonSums
 
             def parts(rows: int, reading: bool):
-                return TritonLinear(rows, layers, self._device), TritonAttention(self._cache, rows, reading=reading)
+                return TritonLinear(rows, layers, device), TritonAttention(cache, rows, reading=reading)
 
             sampler = TritonSampler if TritonSampler.covers(sampling) else TorchDraw
             add_up = TritonSums(tensors, self._totals)
         else:
 
             def parts(rows: int, reading: bool):
-                return TorchLinear(), TorchAttention(self._cache)
+                return TorchLinear(), TorchAttention(cache)
 
             sampler, add_up = TorchDraw, TorchSums(tensors, self._totals)
-        pool = torch.cuda.graph_pool_handle() if self._fused else None
+        pool = torch.cuda.graph_pool_handle() if fused else None
         products, attention = parts(self._rows, False)
         draw = sampler(sampling, self._end_id)
 
         def captured(work: Callable[[], None]) -> Callable[[], None]:
-            return _Captured(work, pool) if self._fused else work
+            return _Captured(work, pool) if fused else work
 
         def step() -> None:
             hidden = forward(weights, products, attention, state.tokens)
@@ -279,7 +283,7 @@ class Engine(Decoder):
 
         def make_reader(size: int) -> Callable[[], None]:
             products, attention = parts(size, True)
-            return captured(lambda: forward(weights, products, attention, Tokens(*self._chunks[size])))
+            return captured(lambda: forward(weights, products, attention, Tokens(*chunks[size])))
 
         self._add_up, self._step = captured(add_up), captured(step)
         self._make_reader, self._readers = make_reader, {}  # each when it is first needed

@@ -19,7 +19,7 @@ and the remaining bits of each), whose error is that of plain float32.
 
 **Rows do not matter.** What a row gets has the same bits however many rows stand beside it, in a token step or a prompt.
 A product of tiles adds over the inputs in one order whatever its tile's shape (float32: whatever its rows and columns,
-so the inputs of a step are always :data:`WIDE`), the parts of ``x A`` have ends of their own, and no sum runs over rows.
+so the inputs of a step are always :data:`recipe.policy.engine.shapes.WIDE`), the parts of ``x A`` have ends of their own, and no sum runs over rows.
 Shapes are therefore chosen by speed alone. That tiles of any shape add alike is a property of the tensor cores,
 which ``tests/test_engine.py`` asks of a GPU.
 
@@ -39,13 +39,12 @@ import triton.language as tl
 
 from recipe.errors import CheckFailed
 from recipe.policy.engine.model import Norm
+from recipe.policy.engine.shapes import FEWEST_IN_BLOCK, MOST_IN_BLOCK, STEP, power, product_shape
 
 PRECISION = tl.constexpr("tf32x3")  # of float32; BF16 has but one
-WIDE = 64  # inputs of a step in float32
-PARTS, STEP = 4, 128  # parts of the inputs that are added up apart, and whose multiples they end at
+PARTS = 4  # of the inputs, that are added up apart; each ends at a multiple of STEP
 MOST_RANK = 256
 MOST_APART = 64  # rows for which each part of a sum over the inputs has a program of its own
-FEWEST_IN_BLOCK, MOST_IN_BLOCK = 16, 128  # rows that one program multiplies
 
 
 @lru_cache
@@ -53,10 +52,6 @@ def dependent(device) -> dict:
     """Launch arguments where a kernel may be placed before the one before it has ended (SM 90)."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if hopper else {"PDL": False}
-
-
-def power(number: int, least: int) -> int:
-    return max(least, triton.next_power_of_2(number))
 
 
 @triton.jit
@@ -211,9 +206,9 @@ def _project(
 def _add(
     x, w, a, b, outputs, inputs, rank, scale, out, partial, flag, rows, apart, counters,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
-    LORA: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+    APART: tl.constexpr, LORA: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out += x @ w.T with LoRA: many inputs for few outputs, so that their parts are added up apart.
+    """out += x @ w.T with LoRA, the inputs in APART parts, since they are many for few outputs.
 
     One program takes all parts if ALONE, or else each has its own, and the last one to finish adds them in their order.
     """
@@ -236,19 +231,19 @@ def _add(
         result = tl.zeros((BM, BN), tl.float32)
         finished = True
         if ALONE:
-            for each in range(PARTS):
-                first, last = _ends(each, inputs, PARTS, STEP)
+            for each in range(APART):
+                first, last = _ends(each, inputs, APART, STEP)
                 result += _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
         else:
             size = tl.cast(rows, tl.int64) * outputs
-            first, last = _ends(part, inputs, PARTS, STEP)
+            first, last = _ends(part, inputs, APART, STEP)
             mine = _product(x, w, row, col, rows, outputs, first, last, inputs, BM, BN, BK, EVEN)
             tl.store(apart + part * size + at, mine, mask=inside)
             tl.debug_barrier()
             counter = counters + tl.program_id(0) * tl.num_programs(1) + tile
-            finished = tl.atomic_add(counter, 1, sem="acq_rel") == PARTS - 1
+            finished = tl.atomic_add(counter, 1, sem="acq_rel") == APART - 1
             if finished:
-                for each in tl.static_range(PARTS):
+                for each in tl.static_range(APART):
                     result += tl.load(apart + each * size + at, mask=inside, other=0.0, cache_modifier=".cg")
                 tl.store(counter, 0)
         if finished:
@@ -350,7 +345,7 @@ class TritonLinear:
         a, b, rank, scale, flag = self._adapted(linears)
         inputs, outputs = x.shape[1], [linear.weight.shape[0] for linear in linears]
         out = x.new_empty((self._rows, sum(outputs)))
-        bm, bn, bk, warps, stages = shape("plain", sum(outputs), self._rows, inputs, x.dtype)
+        bm, bn, bk, warps, stages = product_shape("plain", sum(outputs), self._rows, inputs, x.dtype)
         helpers = len(linears) * PARTS if rank else 0
         three = [(list(items) + [items[0]] * 2)[:3] for items in ([linear.weight for linear in linears], a, b)]
         sizes = (outputs + [0, 0])[:3]
@@ -365,16 +360,17 @@ class TritonLinear:
         """out, (T, N), plus the product; in place."""
         (a,), (b,), rank, scale, flag = self._adapted((linear,))
         outputs, inputs = linear.weight.shape
-        bm, bn, bk, warps, stages = shape("added", outputs, self._rows, inputs, x.dtype)
-        alone = self._rows > MOST_APART
-        apart = self._partial if alone else x.new_empty((PARTS, self._rows, outputs), dtype=torch.float32)
-        grid = triton.cdiv(self._rows, bm), (PARTS if rank else 0) + triton.cdiv(outputs, bn), 1 if alone else PARTS
+        bm, bn, bk, warps, stages = product_shape("added", outputs, self._rows, inputs, x.dtype)
+        parts = PARTS if x.dtype == torch.float32 else 1  # where the tensor cores, not the memory, are waited for
+        alone = parts == 1 or self._rows > MOST_APART
+        apart = self._partial if alone else x.new_empty((parts, self._rows, outputs), dtype=torch.float32)
+        grid = triton.cdiv(self._rows, bm), (PARTS if rank else 0) + triton.cdiv(outputs, bn), 1 if alone else parts
         if len(self._counters) < grid[0] * grid[1]:
             self._counters = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
         _add[grid](
             x, linear.weight, a, b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
             apart, self._counters,
-            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, LORA=rank > 0, ALONE=alone,
+            BM=bm, BN=bn, BK=bk, R=power(rank, 16), PARTS=PARTS, STEP=STEP, APART=parts, LORA=rank > 0, ALONE=alone,
             EVEN=inputs % max(bk, STEP) == 0, num_warps=warps, num_stages=stages, **dependent(x.device),
         )  # fmt: skip
         return out
@@ -383,7 +379,7 @@ class TritonLinear:
         x = normalise(x, norm)
         a, b, rank, scale, flag = self._adapted((gate, up))
         outputs, inputs = gate.weight.shape
-        bm, bn, bk, warps, stages = shape("pair", outputs, self._rows, inputs, x.dtype)
+        bm, bn, bk, warps, stages = product_shape("pair", outputs, self._rows, inputs, x.dtype)
         out = x.new_empty((self._rows, outputs))
         _gate[triton.cdiv(self._rows, bm), (2 * PARTS if rank else 0) + triton.cdiv(outputs, bn)](
             x, gate.weight, up.weight, *a, *b, outputs, inputs, rank, scale, out, self._partial, flag, self._rows,
@@ -406,36 +402,3 @@ def normalise(x, norm: Norm | None):
         x, norm.gain, norm.epsilon, out, inputs, WIDTH=power(inputs, 16), num_warps=8, **dependent(x.device)
     )
     return out
-
-
-def shape(kind: str, outputs: int, rows: int, inputs: int, dtype) -> tuple[int, int, int, int, int]:
-    """(rows and columns of a tile, inputs a step, warps, pipeline stages) of a product; measured on an H200.
-
-    ``kind``: "plain", "added" (to the residual, in parts) or "pair" (gate and up together).
-    """
-    few, wide = power(min(rows, MOST_IN_BLOCK), FEWEST_IN_BLOCK), outputs >= 8192
-    if dtype == torch.float32 or inputs % STEP:
-        if rows > 256:
-            return 128, 64, WIDE, 8, 2
-        if few >= 64:
-            return (64, 32, WIDE, 4, 2) if kind == "pair" else (64, 32, WIDE, 4, 3)
-        return few, 16, WIDE, 2, 3 if kind == "pair" else 4
-    if rows > 128:
-        if kind == "pair":
-            return (128, 128, 64, 8, 3) if rows > 256 else (128, 64, 64, 4, 3)
-        return (128, 128, 64, 8, 4) if rows > 256 or kind == "plain" else (64, 64, 128, 4, 3)
-    if few == 128:
-        if kind == "plain" and outputs >= 65_536:
-            return 128, 128, 64, 8, 3
-        return {"plain": (64, 64, 128, 4, 3), "added": (64, 32, 128, 4, 4), "pair": (64, 64, 64, 4, 4)}[kind]
-    if few == 64:
-        if kind == "pair":
-            return (64, 64, 64, 4, 4) if wide else (64, 32, 128, 4, 3)
-        return (64, 64, 64, 4, 4) if outputs >= 65_536 else (64, 32, 128, 4, 4)
-    if kind == "pair":
-        if few == 16:
-            return (16, 32, 128, 4, 4) if outputs > 4096 else (16, 16, 128, 2, 10)
-        return (32, 64, 64, 4, 4) if wide else (32, 32, 128, 2, 4)
-    if kind == "plain" and outputs >= 65_536:
-        return few, 32, 128, 2, 4
-    return (32, 16, 256, 2, 4) if kind == "plain" and few == 32 and inputs % 256 == 0 else (few, 16, 128, 2, 6)

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from recipe.policy.engine.linear import begin, dependent, power
+from recipe.policy.engine.linear import begin, dependent
+from recipe.policy.engine.shapes import power
 
 TILE, TILES = 64, 32  # logits of a tile; tiles that one program sums up
 KEPT = 128  # tokens that top-k may keep, ties at the k-th value included
