@@ -75,7 +75,7 @@ def test_a_run_without_validations_gap_or_several_steps_has_a_page():
     assert "development split" not in shown(found).text and "gap, mean" not in shown(found).text
     metrics = {"reward": 0.5, "strict_success": 0.25, "kl": 0.1, "grad_norm": 1.0, "logprob_gap_mean": 1e-4}
     steps = [replace(STEP, step=number, metrics=metrics) for number in (1, 2, 3)]
-    more = replace(found, training=Training(steps, {0: {"strict_success": 0.2}, 2: {"strict_success": 0.4}}))
+    more = replace(found, training=Training(steps, {0: {"strict_success": 0.2}, 2: {"strict_success": 0.4}}, {}))
     assert "development split" in shown(more).text and "gap, mean" in shown(more).text
 
 

@@ -137,7 +137,8 @@ READERS = {
     "claim in the manifest": Reader("merge/claim.json", verified, 0.3),
     "stage result in the manifest": Reader("merge/result.json", verified, 0.3),
     "checkpoint's seal": Reader(
-        "../grpo/trainer/checkpoint-4.json", lambda run: checkpoints.latest(SimpleNamespace(folder=run.parent / "grpo"))
+        "../grpo/trainer/checkpoint-4.json",
+        lambda run: checkpoints.latest(SimpleNamespace(folder=run.parent / "grpo", plan=plan_of(run))),
     ),
     "adapter": Reader("../adapter/adapter_config.json", adapter),
     "practice mark": Reader("../practice.json", lambda run: read(Mark, run.parent / plans.PRACTICE, "the mark")),
