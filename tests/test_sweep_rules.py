@@ -152,11 +152,15 @@ def test_the_stopped_count_and_the_failed_bar():
 class Session:
     """A 0.35 master's operations, or a 0.38 master's ``answer`` that it has no such path."""
 
+    state = "STATE_RUNNING"
+
     def __init__(self, *lengths: int, answer: int | None = None):
         self.lengths, self.answer, self.completed, self.acked, self.asked = list(lengths), answer, [], False, 0
 
     def get(self, path):
         self.asked += 1
+        if path == "/api/v1/trials/7":
+            return SimpleNamespace(json=lambda: {"trial": {"state": self.state}})
         if self.answer is not None:
             from determined.common.api.errors import APIException
             from requests import Response
@@ -206,12 +210,14 @@ def test_progress_after_the_last_length_is_no_crash():
 
 
 @pytest.mark.parametrize("answer", [404, 501])
-def test_a_master_without_lengths_is_left_to_its_preemption(answer):
+def test_a_master_without_lengths_is_asked_whether_it_has_stopped_the_trial(answer):
     session = Session(answer=answer)
     search = cluster._Search(session, 7)
     search.measured(4, 0.2, False)
     search.measured(8, 0.2, True)
-    assert not search.over and session.asked == 1
+    assert session.asked == 1 and not search.stopped()
+    session.state = "STATE_STOPPING_COMPLETED"  # all that a 0.38.1 master does of a trial that its searcher stops
+    assert search.stopped() and search.stopped() and session.asked == 3
 
 
 def test_another_answer_of_a_master_is_no_answer():
