@@ -306,3 +306,33 @@ def test_a_short_simulation_finds_the_nominal_rates():
     assert row["item"] > 0.92 and row["flip"] < 0.07 and row["word"] <= row["flip"] and row["truth"] == 0
     kept = coverage.kept(400, 0.85, 0.03, 0.03, 1)
     assert kept["score"] > 0.92 and quantile() == pytest.approx(1.96, abs=1e-3)
+
+
+def test_seeds_apart_from_items_by_analysis_of_variance():
+    from recipe.statistics import seeds
+
+    both = [[0.2, 0.6, 0.4], [0.4, 0.8, 0.6]]  # items and seeds add up, and nothing is left
+    found = seeds.spread(both)
+    assert (found.items, found.seeds, found.rest) == pytest.approx((0.2, 0.02**0.5, 0.0), abs=1e-9)
+    assert seeds.mean(both) == pytest.approx(0.5)
+    assert seeds.error(both) == pytest.approx((0.04 / 3 + 0.02 / 2) ** 0.5)
+    assert seeds.difference_error(both, both) == pytest.approx(0.02**0.5)  # items cancel, seeds do not
+    one = seeds.spread(both[:1])
+    assert one.seeds is one.rest is None and one.items == pytest.approx(0.2)  # one seed says nothing of others
+    low, high = seeds.interval([[1.0] * 8] * 2)
+    assert low < 0.7 and high == 1.0  # all alike is no certainty
+    with pytest.raises(ValueError, match="no measurement of the same items"):
+        seeds.mean([[1.0, 0.0], [1.0]])
+
+
+def test_the_interval_over_seeds_and_items_covers_its_mean():
+    import numpy as np
+
+    from recipe.statistics import seeds
+
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(400):
+        rates = 0.5 + rng.normal(0, 0.05, 16) + rng.normal(0, 0.05, (4, 1)) + rng.normal(0, 0.05, (4, 16))
+        low, high = seeds.interval(rates.tolist())
+        inside += low <= 0.5 <= high
+    assert inside / 400 > 0.92

@@ -135,7 +135,7 @@ def _trial() -> Iterator[Runtime]:
         yield Runtime(
             hyperparameters,
             report,
-            lambda: search.over or session.preempt.should_preempt(),
+            lambda: search.stopped() or session.preempt.should_preempt(),
             store,
             _progress(session),
             partial(_note, session, owner.experiment),
@@ -153,13 +153,15 @@ class _Search:
 
     A 0.35 master gives a trial one length after another, each of which is completed with the metric measured there;
     without a next one the trial leaves, and is started again if the searcher comes back to it. Since 0.38 there are no
-    such lengths: the searcher reads metric and time off the reported validations, and stops a trial by preempting it.
+    such lengths: the searcher reads metric and time off the reported validations. A 0.38.1 master then calls the trial
+    stopping and sends it no signal, so that the trial has to ask for its own state.
     Which of the two it is the master knows, whatever the harness; so it is asked there, by the path that harness 0.35
     asks by itself.
     """
 
     def __init__(self, session, trial: int):
-        self._session, self._path = session, f"/api/v1/trials/{trial}/searcher"
+        self._session, self._trial = session, f"/api/v1/trials/{trial}"
+        self._path = f"{self._trial}/searcher"
         self._lengths = True
         self.over = False
 
@@ -168,6 +170,13 @@ class _Search:
         while (length := self._length()) is not None and (last or length <= step):
             body = {"op": {"length": length}, "searcherMetric": metric}
             self._session.post(f"{self._path}/completed_operation", json=body)
+
+    def stopped(self) -> bool:
+        """Whether the searcher is done with this trial, for now or for good."""
+        if not self._lengths and not self.over:
+            state = self._session.get(self._trial).json()["trial"]["state"]
+            self.over = state == "STATE_STOPPING_COMPLETED"
+        return self.over
 
     def _length(self) -> int | None:
         """The open length; None where there is none, now or at all."""
