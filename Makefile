@@ -21,8 +21,9 @@ practice: runs/practice/practice.yaml  ## train the practice checkpoint again
 	@echo "trained: runs/practice; try it with: make demo PRACTICE=runs/practice"
 
 test: .venv-det35/ready  ## all tests
-	# in the order of their names: by count, the files with few and long tests would come last, on one process
-	DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	# in the order of their names: by count, the files with few and long tests would come last, on one process;
+	# three processes on two cores, since a test waits for stage processes that are not always at work
+	DET35_PYTHON=$(CURDIR)/.venv-det35/bin/python DET38_PYTHON=$(CURDIR)/$(PY) $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .venv/ready: requirements-cpu.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv .venv

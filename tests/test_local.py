@@ -55,9 +55,10 @@ def test_a_local_run_says_how_far_it_is_and_how_long_the_demo_will_take(plan, mo
     monkeypatch.setattr(local.process, "run", stage)
     monkeypatch.setattr(local, "time", clock)
     monkeypatch.setattr(local.manifest, "write", lambda plan, stages: None)
+    monkeypatch.setattr(local.report, "told", lambda plan: ["Protocol: practice"])
     assert local.run(plan, NAMES, True) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["preflight: complete", "[2 of 7] baseline ..."]
+    assert said[:2] == ["preflight: complete", "[2 of 7] baseline ..."] and said[-1] == "Protocol: practice"
     for place, name in enumerate(NAMES[1:], 1):
         took, left = (2 * sum(local.DEMO_SECONDS[one] for one in part) for part in ([name], NAMES[place + 1 :]))
         about = f", about {progress.clock(left)} left" if like_demo and left else ""

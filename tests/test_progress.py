@@ -107,7 +107,8 @@ class Old:
             response.status_code, response.reason, response._content = 501, "Not Implemented", b""
             raise APIException(response)
 
-    def operations(self, mode):
+    def operations(self, mode, auto_ack):
+        assert not auto_ack  # which would tell the master that the trial is done
         self._answer("operation")
         yield self
         raise RuntimeError("you must call op.report_completed() on each operation")
