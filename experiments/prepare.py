@@ -14,6 +14,7 @@ from recipe import config
 from recipe.run import plan
 from recipe.run.cluster import Runtime
 from recipe.run.entrypoint import Flags
+from recipe.run.sources import ROOT
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     parser.add_argument("--retention-baseline", "--retention-run", type=Path, required=True, help="its retention baseline")
     parser.add_argument("--output", type=Path, required=True, help="new run folder")
     parser.add_argument("--config", type=Path, help="YAML with overrides of the configuration")
-    parser.add_argument("--repository", type=Path, default=plan.ROOT, help="git checkout of this code (%(default)s)")
+    parser.add_argument("--repository", type=Path, default=ROOT, help="git checkout of this code (%(default)s)")
     return parser.run(freeze)
 
 

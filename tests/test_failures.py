@@ -15,7 +15,8 @@ from recipe.task import FAMILIES, family
 from recipe.task.environment import begin_turn, events, execute
 from recipe.task.failure import ANSWER, CUT, ORDER, SOLVED, UNREADABLE, kind, kinds
 from recipe.task.scripts import answer, call
-from recipe.verify.failures import Failures, failures, markdown
+from recipe.verify.failures import Failures, failures
+from recipe.verify.markdown import failing
 
 SIZES = {"train": 2, "development": 1, "test": 3}
 TASKS = {name: family(name).generate(3, SIZES)["test"] for name in FAMILIES}
@@ -148,7 +149,7 @@ def test_the_tables_name_what_happened():
     baseline = [record("orders", ORDER_TASK, turns, number) for number, turns in enumerate(([RIGHT], [RIGHT], [LOOK, RIGHT]))]
     after = ([LOOK, RIGHT], [RIGHT], [LOOK, MULTIPLY, RIGHT])
     candidate = [record("orders", ORDER_TASK, turns, number) for number, turns in enumerate(after)]
-    text = "\n".join(markdown(failures(family("orders"), [ORDER_TASK], baseline, candidate)))
+    text = "\n".join(failing(failures(family("orders"), [ORDER_TASK], baseline, candidate)))
     assert text == (
         "| | baseline | candidate |\n|---|---:|---:|\n"
         "| no lookup | 2 | 1 |\n| no calculation | 1 | 1 |\n| solved | 0 | 1 |\n\n"

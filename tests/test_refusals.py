@@ -17,6 +17,7 @@ from recipe.policy import checkpoint
 from recipe.records import read_json
 from recipe.run import plan as plans
 from recipe.run import repository
+from recipe.run.sources import OWN, is_source, nothing_in_the_way, package_sources
 from runs import ROOT, prepared, rebound, settings, stage_process
 from tampering import REMOVED, another, edit, flip, reforge, reseal, rewrite_attempts
 
@@ -242,7 +243,7 @@ def test_an_added_token_that_nothing_answers_is_accepted(practice, tmp_path):
 def committed(tmp_path) -> Path:
     """A git checkout of this package's sources as they are now."""
     folder = tmp_path / "checkout"
-    for name in plans.package_sources():
+    for name in package_sources():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
     (folder / "recipe" / "report.py").write_text("# read by people, frozen by none")
@@ -253,19 +254,19 @@ def committed(tmp_path) -> Path:
 
 
 def test_sources_that_differ_or_were_deleted_since_the_commit_are_named(committed):
-    sources = plans.package_sources()
-    assert repository.state(committed, sources, plans.is_source, True)["uncommitted"] == []
+    sources = package_sources()
+    assert repository.state(committed, sources, is_source, True)["uncommitted"] == []
     changed = {**sources, "recipe/merge.py": "0" * 64}
-    assert repository.state(committed, changed, plans.is_source, True)["uncommitted"] == ["recipe/merge.py"]
+    assert repository.state(committed, changed, is_source, True)["uncommitted"] == ["recipe/merge.py"]
     changed.pop("recipe/grpo.py")
-    assert repository.state(committed, changed, plans.is_source, True)["uncommitted"] == ["recipe/grpo.py", "recipe/merge.py"]
+    assert repository.state(committed, changed, is_source, True)["uncommitted"] == ["recipe/grpo.py", "recipe/merge.py"]
 
 
 def test_a_plan_from_a_checkout_with_a_deleted_source_is_refused(practice, tmp_path, committed, monkeypatch):
     shutil.copytree(practice, tmp_path / "practice")
     (tmp_path / "practice" / "checkpoint" / "practice.json").unlink()
     rebound(tmp_path / "practice")
-    sources = plans.package_sources()
+    sources = package_sources()
     sources.pop("recipe/merge.py")
     monkeypatch.setattr(plans, "package_sources", lambda: sources)
     given = (tmp_path / "practice" / "checkpoint", tmp_path / "practice" / "retention-baseline")
@@ -407,7 +408,7 @@ def test_a_finished_run_is_reported_by_later_code(copied):
 
 
 def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
-    frozen = set(plans.package_sources())
+    frozen = set(package_sources())
     code = {path.relative_to(ROOT).as_posix() for folder in ("recipe", "experiments") for path in (ROOT / folder).rglob("*.py")}
     assert {path for path in code - frozen if not path.startswith("recipe/practice/")} == {
         "experiments/report.py", "recipe/progress.py", "recipe/report.py",
@@ -420,12 +421,12 @@ def test_plots_report_and_practice_are_no_frozen_sources_and_all_else_is():
 def test_a_module_in_the_root_of_the_checkout_is_refused(monkeypatch, tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    for own in (*plans.OWN, "runs"):
+    for own in (*OWN, "runs"):
         (tmp_path / own).mkdir()
         (tmp_path / own / "__init__.py").touch() if own != "runs" else None
-    monkeypatch.setattr(plans, "ROOT", tmp_path)
+    monkeypatch.setattr("recipe.run.sources.ROOT", tmp_path)
     with pytest.raises(Refused, match=f"{name.split('/')[0]} would come before an installed module"):
-        plans._nothing_in_the_way()
+        nothing_in_the_way()
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,19 @@ Every stage loads the plan through :func:`load`, which refuses a changed input a
 import os
 import random
 import secrets
-import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import metadata, util
 from pathlib import Path
 from typing import Annotated
 
 from recipe.config import Config, complete, deviations
 from recipe.errors import Refused
-from recipe.files import canonical, check_entry, digest, file_digest, files_below, real, tree_digests, write_json
+from recipe.files import canonical, check_entry, digest, real, tree_digests, write_json
 from recipe.mgsm import baseline
 from recipe.policy import checkpoint, configuration
 from recipe.records import Absolute, Commit, Form, Inside, Sha256, parse, read
 from recipe.run import repository
+from recipe.run.sources import ROOT, is_source, nothing_in_the_way, package_sources, trainer_sources, versions
 from recipe.statistics import verdict
 from recipe.statistics.verdict import Decided
 from recipe.sweep.records import Chosen, Trial
@@ -32,31 +31,10 @@ from recipe.task.family import Family, Task
 
 LAYOUT = 4
 PLAN, TASKS = "plan.json", "tasks.json"
-OWN = ("experiments", "recipe", "tools", "tests")  # the importable folders of the checkout's root
-SOURCES = ("recipe", "experiments")  # those whose code can decide a number
-# What reads finished evidence, shows it, or makes practice checkpoints: changing it changes no number.
-READERS = ("recipe/practice/", "recipe/progress.py", "recipe/report.py", "recipe/verify/", "experiments/report.py")
 PRACTICE = "practice.json"  # marks a practice checkpoint
 TEST = "test"  # the split that a sweep does without
 MEASURED = "retention_baseline."  # begins the names of deviations that the retention baseline was recorded under
 Nonce = Annotated[str, Form("16 lower hex digits", "[0-9a-f]{16}")]
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
-
-# The installed modules that decide what is sampled, scored and optimised.
-TRAINER_SOURCES = {
-    "trl": (
-        "trainer/grpo_trainer.py", "trainer/grpo_config.py", "trainer/base_trainer.py", "trainer/utils.py",
-        "chat_template_utils.py", "data_utils.py", "models/utils.py",
-    ),
-    "transformers": (
-        "trainer.py", "trainer_callback.py", "training_args.py", "optimization.py", "tokenization_utils_base.py",
-        "cache_utils.py", "generation/utils.py", "generation/logits_process.py", "models/qwen3/modeling_qwen3.py",
-    ),
-    "peft": ("peft_model.py", "tuners/lora/model.py", "tuners/lora/layer.py"),
-    "accelerate": ("accelerator.py",),
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -180,15 +158,10 @@ def prepare(
     Raises:
         Refused: an input that is missing or does not fit, uncommitted sources, or an ``output`` that exists.
     """
-    output = _free(output, repeated)
-    return freeze(resolved(model, recorded, config, output, checkout, chosen=chosen), output)
-
-
-def _free(output: Path, repeated: bool) -> Path:
     output = real(output)
     if output.exists() and not repeated:
         raise Refused(f"the run folder is used already: {output}; choose a new one")
-    return output
+    return freeze(resolved(model, recorded, config, output, checkout, chosen=chosen), output)
 
 
 def resolved(
@@ -322,7 +295,7 @@ def load(path: Path, check_inputs: bool = True, check_sources: bool | None = Non
         check_entry(path.parent / name)
     plan = Plan(frozen, splits, path.parent)
     if check_inputs if check_sources is None else check_sources:
-        _nothing_in_the_way()
+        nothing_in_the_way()
         state = frozen.repository
         this = f"this is {ROOT}, the plan was frozen from {state.path} at commit {(state.commit or 'none')[:12]}: start that"
         _unchanged("package source", ROOT, frozen.sources, package_sources(), f"{this}, or prepare a new plan")
@@ -423,51 +396,6 @@ def _unchanged(
         if frozen.get(name) != found.get(name):
             state = "missing" if name not in found else "new" if name not in frozen else "changed"
             raise Refused(f"{what} {root / name} is {state} since the plan was frozen; {mend}")
-
-
-def package_sources() -> dict[str, str]:
-    """Digests of the code that decides a number, by path below the repository root."""
-    paths = sorted(path for folder in SOURCES for path in files_below(ROOT / folder))
-    names = {path.relative_to(ROOT).as_posix(): path for path in paths}
-    return {name: file_digest(path) for name, path in names.items() if is_source(name)}
-
-
-def is_source(name: str) -> bool:
-    """Whether a file of the checkout, by its path there, is code that decides a number."""
-    return name.endswith(".py") and name.partition("/")[0] in SOURCES and not name.startswith(READERS)
-
-
-def _nothing_in_the_way() -> None:
-    """Refuse a module in the checkout's root: started from there, Python would take it for an installed one."""
-    for path in sorted(ROOT.iterdir()):
-        module = path.suffix in (".py", ".pyc", ".so") or (path / "__init__.py").is_file()
-        if module and path.name not in OWN:
-            raise Refused(f"{path} would come before an installed module of that name; move it away")
-
-
-def trainer_sources() -> dict[str, str]:
-    """Digests of the installed modules in :data:`TRAINER_SOURCES`, found without importing them."""
-    found = {}
-    for package, names in TRAINER_SOURCES.items():
-        spec = util.find_spec(package)
-        if spec is None:
-            raise Refused(f"{package} is not installed; see the README for the two environments")
-        root = Path(spec.origin).parent
-        for name in names:
-            if (root / name).is_file():
-                found[f"{package}/{name}"] = file_digest(root / name)
-    return found
-
-
-def versions() -> dict[str, str]:
-    """Version of Python (major.minor) and of every package that takes part."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            raise Refused(f"{package} is not installed; see the README for the two environments") from None
-    return found
 
 
 def _check_chat(model: Path, splits: dict[str, list[Task]], config: Config) -> None:

@@ -23,6 +23,7 @@ from recipe.records import Form, Sha256, parse, read
 from recipe.run import plan as plans
 from recipe.run.attempts import START
 from recipe.run.plan import PLAN, Plan
+from recipe.run.sources import ROOT
 from recipe.sweep import choice, space
 from recipe.sweep.records import Trial
 from recipe.sweep.space import Space
@@ -99,7 +100,7 @@ def freeze(
     space_document: dict,
     where: str,
     output: Path,
-    checkout: Path = plans.ROOT,
+    checkout: Path = ROOT,
 ) -> Sweep:
     """Freeze a sweep into the new folder ``output``.
 

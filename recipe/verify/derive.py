@@ -19,8 +19,9 @@ from recipe.policy import checkpoint
 from recipe.records import read
 from recipe.run import attempts, evidence, repository
 from recipe.run.evidence import Evaluated, Seal
-from recipe.run.plan import ROOT, Plan
+from recipe.run.plan import Plan
 from recipe.run.result import Result, completed, consumed
+from recipe.run.sources import ROOT
 from recipe.stages import EVIDENCE
 from recipe.training import selection
 from recipe.training.adapter import WEIGHTS

@@ -8,6 +8,8 @@ from recipe.run.evidence import Evaluated
 from recipe.task.failure import kind, kinds
 from recipe.task.family import Family, Task
 
+MOVED = "What became of each rollout of the baseline (rows) in the candidate (columns), by task and sample:"
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -67,18 +69,12 @@ def _by_sample(
     return found
 
 
-def markdown(found: Failures) -> list[str]:
-    """Two tables for people: by kind, and from kind to kind."""
-    names = [kind.name for kind in found.kinds if kind.baseline or kind.candidate]
-    moved = {(move.before, move.after): move.rollouts for move in found.moves}
-    return [
-        "| | baseline | candidate |",
-        "|---|---:|---:|",
-        *(f"| {kind.name} | {kind.baseline} | {kind.candidate} |" for kind in found.kinds if kind.name in names),
-        "",
-        "What became of each rollout of the baseline (rows) in the candidate (columns), by task and sample:",
-        "",
-        f"| | {' | '.join(names)} |",
-        f"|---|{'---:|' * len(names)}",
-        *(f"| {old} | {' | '.join(str(moved.get((old, new), '')) for new in names)} |" for old in names),
-    ]
+def tables(found: Failures) -> tuple[list[list[str]], list[list[str]]]:
+    """Two tables for people, each with its head: by kind, and from kind (rows) to kind; kinds that occur alone."""
+    shown = [kind for kind in found.kinds if kind.baseline or kind.candidate]
+    names = [kind.name for kind in shown]
+    moved = {(move.before, move.after): str(move.rollouts) for move in found.moves}
+    return (
+        [["", "baseline", "candidate"], *([kind.name, str(kind.baseline), str(kind.candidate)] for kind in shown)],
+        [["", *names], *([old, *(moved.get((old, new), "") for new in names)] for old in names)],
+    )

@@ -1,10 +1,12 @@
 """The summary for people who read text."""
 
+from collections.abc import Sequence
+
 from recipe.task import family
-from recipe.verify import failures
 from recipe.verify.comparison import Comparison
-from recipe.verify.summary import Cost, Summary
-from recipe.verify.titles import heading, rows
+from recipe.verify.failures import MOVED, Failures, tables
+from recipe.verify.summary import Summary
+from recipe.verify.titles import COSTS, costs, heading, rows
 
 
 def markdown(summary: Summary) -> str:
@@ -23,13 +25,14 @@ def markdown(summary: Summary) -> str:
         "",
         f"{summary.baseline['rollouts']} rollouts each, the same tasks and random streams.",
         "",
-        "| | baseline | candidate |",
-        "|---|---:|---:|",
-        *(
-            f"| {title} | {form.format(summary.baseline[key])} | {form.format(summary.candidate[key])} |"
-            for key, (title, form) in rows(chosen.milestones).items()
+        *_table(
+            ("", "baseline", "candidate"),
+            *(
+                (title, form.format(summary.baseline[key]), form.format(summary.candidate[key]))
+                for key, (title, form) in rows(chosen.milestones).items()
+            ),
+            *_rates(summary.compared),
         ),
-        *_rates(summary.compared),
         "",
         f"{summary.compared.better} tasks better, {summary.compared.worse} worse.",
         "",
@@ -37,7 +40,7 @@ def markdown(summary: Summary) -> str:
         "",
         "### Where rollouts fail",
         "",
-        *failures.markdown(summary.failures),
+        *failing(summary.failures),
         "",
         "## Training",
         "",
@@ -45,11 +48,15 @@ def markdown(summary: Summary) -> str:
         f"{training['mixed_groups']} groups with mixed rewards; gradient norm "
         f"{training['grad_norm_min']:.3g} to {training['grad_norm_max']:.3g}.",
         "",
-        "| | first quarter | last quarter |",
-        "|---|---:|---:|",
-        f"| training reward | {training['reward_first_quarter']:.3f} | {training['reward_last_quarter']:.3f} |",
-        f"| strict success | {training['strict_success_first_quarter']:.1%} | "
-        f"{training['strict_success_last_quarter']:.1%} |",
+        *_table(
+            ("", "first quarter", "last quarter"),
+            *(
+                (title, *(form.format(training[f"{key}_{part}_quarter"]) for part in ("first", "last")))
+                for key, title, form in (
+                    ("reward", "training reward", "{:.3f}"), ("strict_success", "strict success", "{:.1%}"),
+                )
+            ),
+        ),
         "",
         "![Training](training.png)",
         "",
@@ -76,9 +83,7 @@ def markdown(summary: Summary) -> str:
         "",
         "## Cost",
         "",
-        "| stage | seconds | of them generating, with the compiling of kernels | tokens | tokens a second | GPU memory (GiB) |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(_cost(name, cost) for name, cost in summary.cost.items()),
+        *_table(COSTS, *costs(summary.cost)),
         "",
         "## What this does not show",
         "",
@@ -88,18 +93,23 @@ def markdown(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _rates(compared: Comparison) -> list[str]:
+def _rates(compared: Comparison) -> list[tuple[str, str, str]]:
     """Rows beyond one sample; of a single one they would be strict success again."""
     return [
-        f"| {title.format(k)} | {getattr(compared.baseline, name)[k]:.1%} | {getattr(compared.candidate, name)[k]:.1%} |"
+        (title.format(k), f"{getattr(compared.baseline, name)[k]:.1%}", f"{getattr(compared.candidate, name)[k]:.1%}")
         for name, title in (("pass_at", "one of {} samples succeeds"), ("pass_hat", "all of {} samples succeed"))
         for k in compared.baseline.pass_at
         if k != "1"
     ]
 
 
-def _cost(name: str, cost: Cost) -> str:
-    memory = None if cost.peak_gpu_bytes is None else cost.peak_gpu_bytes / 2**30
-    values = (cost.seconds, cost.generation_seconds, cost.tokens, cost.tokens_per_second, memory)
-    cells = ["" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
-    return f"| {name} | {' | '.join(cells)} |"
+def failing(found: Failures) -> list[str]:
+    """Where rollouts fail, and what became of them."""
+    counts, moves = tables(found)
+    return [*_table(*counts), "", MOVED, "", *_table(*moves)]
+
+
+def _table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
+    """Numbers to the right of what they are of; the first column may have no title."""
+    titles, *lines = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return [titles.replace("|  |", "| |", 1), f"|---|{'---:|' * (len(head) - 1)}", *lines]

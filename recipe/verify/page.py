@@ -8,11 +8,11 @@ from html import escape
 
 from recipe.run.evidence import Evaluated, successes
 from recipe.statistics import paired
-from recipe.verify.charts import Series, histogram, lines, running_mean, shares
+from recipe.verify.charts import WINDOW, Series, histogram, lines, running_mean, shares
 from recipe.verify.derive import Derived
-from recipe.verify.failures import Failures
-from recipe.verify.summary import Cost, Summary
-from recipe.verify.titles import heading, rows
+from recipe.verify.failures import MOVED, Failures, tables
+from recipe.verify.summary import Summary
+from recipe.verify.titles import COSTS, costs, heading, rows
 
 MOVES = {"better": "good", "both always solve it": "c0", "alike": "c2", "never solved": "c3", "worse": "bad"}
 KEPT = {"gained": "good", "both correct": "c0", "both wrong": "c3", "lost": "bad"}
@@ -38,7 +38,7 @@ def page(found: Derived, said: Summary) -> bytes:
         _section("Policy tokens of a rollout", _lengths(found)),
         _section("Retention: German mathematics without tools", _retention(said.retention)),
         _section("On the way", _curves(found)),
-        _section("Time and cost", _costs(said.cost)),
+        _section("Time and cost", _table(COSTS, costs(said.cost)) + '<p class="note">Of each stage\'s last run.</p>'),
         _section("This run", _facts(found, said)),
         _section("What this does not show", f"<ul>{''.join(f'<li>{escape(limit)}</li>' for limit in said.limits)}</ul>"),
     ]
@@ -73,7 +73,7 @@ def _training(found: Derived) -> str:
     steps = [(step.step, step.metrics) for step in found.training.steps]
     shown = {"reward": "training reward", "strict_success": "strict success", **found.plan.family.milestones}
     series = [
-        Series(f"{title}, mean of 5 steps", list(zip([number for number, _ in steps], running_mean(values))), place)
+        Series(f"{title}, mean of {WINDOW} steps", list(zip([number for number, _ in steps], running_mean(values))), place)
         for place, (key, title) in enumerate(shown.items())
         if (values := [metrics[key] for _, metrics in steps if key in metrics])
     ]
@@ -110,14 +110,8 @@ def _moves(said: Summary) -> str:
 
 
 def _failures(found: Failures) -> str:
-    kinds = [kind for kind in found.kinds if kind.baseline or kind.candidate]
-    moved = {(move.before, move.after): str(move.rollouts) for move in found.moves}
-    counts = _table(("", "baseline", "candidate"), [(kind.name, str(kind.baseline), str(kind.candidate)) for kind in kinds])
-    moves = _table(
-        ("before, after", *(kind.name for kind in kinds)),
-        [(old.name, *(moved.get((old.name, new.name), "") for new in kinds)) for old in kinds],
-    )
-    return f"{counts}<p class=\"note\">What became of the baseline's rollouts, by task and sample:</p>{moves}"
+    counts, moves = (_table(head, body) for head, *body in tables(found))
+    return f"{counts}<p class=\"note\">{MOVED}</p>{moves}"
 
 
 def _lengths(found: Derived) -> str:
@@ -140,26 +134,6 @@ def _curves(found: Derived) -> str:
         if points:
             charts.append(f"<figure>{lines([Series(title, points, place)], title)}<figcaption>{title}</figcaption></figure>")
     return f'<div class="small">{"".join(charts)}</div>' if charts else ""
-
-
-def _costs(cost: Mapping[str, Cost]) -> str:
-    def cell(value: float | int | None, form: str) -> str:
-        return "" if value is None else form.format(value)
-
-    body = [
-        (
-            name,
-            f"{one.seconds:.1f}",
-            cell(one.generation_seconds, "{:.1f}"),
-            cell(one.tokens, "{}"),
-            cell(one.tokens_per_second, "{:.0f}"),
-            cell(one.peak_gpu_bytes and one.peak_gpu_bytes / 2**30, "{:.1f}"),
-        )
-        for name, one in cost.items()
-    ]
-    head = ("stage", "seconds", "generating", "tokens", "tokens a second", "GPU memory (GiB)")
-    note = "Of each stage's last run; generating includes the compiling of kernels."
-    return _table(head, body) + f'<p class="note">{note}</p>'
 
 
 def _facts(found: Derived, said: Summary) -> str:

@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 
 from recipe.errors import CheckFailed
 from recipe.records import short
+from recipe.verify.charts import WINDOW, running_mean
 from recipe.verify.comparison import Comparison
 
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"  # Okabe and Ito: safe for colour-blind readers
-WINDOW = 5  # steps of the running mean
 
 
 def training(steps: list[dict], validations: dict[int, dict], path: Path, kind: str) -> None:
@@ -24,7 +24,7 @@ def training(steps: list[dict], validations: dict[int, dict], path: Path, kind: 
     for key, title, colour in (("reward", "training reward", BLUE), ("strict_success", "strict success", ORANGE)):
         values = [step[key] for step in steps]
         axes.plot(numbers, values, ".", color=colour, alpha=0.35)
-        axes.plot(numbers, _running_mean(values), color=colour, label=f"{title} (mean of {WINDOW} steps)")
+        axes.plot(numbers, running_mean(values), color=colour, label=f"{title} (mean of {WINDOW} steps)")
     if validations:
         values = [metrics["strict_success"] for metrics in validations.values()]
         axes.plot(list(validations), values, "D", color=GREEN, label="strict success, development split")
@@ -52,12 +52,6 @@ def paired(counts: Comparison, path: Path, kind: str) -> None:
     axes.set(xlim=(0, left), yticks=[], xlabel="test items", title=f"Paired outcomes ({kind})")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=4, fontsize=8, frameon=False)
     _save(figure, path)
-
-
-def _running_mean(values: list[float]) -> list[float]:
-    """Mean of each value and those up to ``WINDOW - 1`` before it."""
-    windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
-    return [sum(window) / len(window) for window in windows]
 
 
 def _figure(width: float, height: float):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from recipe.task import family
-from recipe.verify.summary import Summary
+from recipe.verify.summary import Cost, Summary
 
 _TITLES = {
     "practice": "Practice run",
@@ -21,6 +21,23 @@ _LAST_ROWS = {
     "hit_cap": ("token cap hit", "{:.1%}"),
     "tokens": ("policy tokens a rollout", "{:.0f}"),
 }
+
+COSTS = (
+    "stage", "seconds", "of them generating, with the compiling of kernels", "tokens", "tokens a second",
+    "GPU memory (GiB)",
+)  # fmt: skip
+
+
+def costs(stages: Mapping[str, Cost]) -> list[list[str]]:
+    """A row a stage under :data:`COSTS`; what is not known is empty."""
+
+    def row(name: str, cost: Cost) -> list[str]:
+        memory = None if cost.peak_gpu_bytes is None else cost.peak_gpu_bytes / 2**30
+        values = (cost.seconds, cost.generation_seconds, cost.tokens, cost.tokens_per_second, memory)
+        cells = ("" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value) for value in values)
+        return [name, *cells]
+
+    return [row(name, cost) for name, cost in stages.items()]
 
 
 def rows(milestones: Mapping[str, str]) -> dict[str, tuple[str, str]]:

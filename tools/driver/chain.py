@@ -18,9 +18,10 @@ from recipe.run.attempts import set_aside
 from recipe.run.claim import holder
 from recipe.run.cluster import chart
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import ROOT, Plan
+from recipe.run.plan import Plan
 from recipe.run.result import Result, completed, heading
 from recipe.run.result import load as load_result
+from recipe.run.sources import ROOT
 from recipe.stages import STAGES
 from recipe.verify.summary import Summary
 from tools import site

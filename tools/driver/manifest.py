@@ -24,8 +24,9 @@ from recipe.records import read, read_lines
 from recipe.run import attempts
 from recipe.run.attempts import Owner
 from recipe.run.evidence import CLAIM, RESULT
-from recipe.run.plan import Plan, check_retention, load_run, package_sources
+from recipe.run.plan import Plan, check_retention, load_run
 from recipe.run.result import STAMP, Done, Result, completed, consumed
+from recipe.run.sources import package_sources
 from recipe.stages import STAGES
 from recipe.verify import summary
 from recipe.verify.derive import Derived, derive

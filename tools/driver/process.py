@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.progress import BARS
-from recipe.run.plan import ROOT
+from recipe.run.sources import ROOT
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -16,7 +16,7 @@ from recipe.files import write_bytes
 from recipe.progress import clock
 from recipe.records import read_yaml
 from recipe.run.evidence import RESULT
-from recipe.run.plan import ROOT
+from recipe.run.sources import ROOT
 from recipe.sweep import space, table
 from recipe.sweep.frozen import Sweep
 from recipe.sweep.table import Conductor, Known, Table
