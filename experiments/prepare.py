@@ -31,19 +31,8 @@ def freeze(given: argparse.Namespace, runtime: Runtime) -> dict:
     settings = config.resolve(config.read(given.config))
     repeated = runtime.owner is not None
     frozen = plan.prepare(given.model, given.retention_baseline, settings, given.output, given.repository, repeated)
-    print(f"{frozen.kind} plan {frozen.id[:16]} frozen in {frozen.run / 'plan.json'}")
-    print("\n".join(prospects(frozen)))
+    print("\n".join(frozen.announcement()))
     return {"frozen": True}
-
-
-def prospects(frozen: plan.Plan) -> list[str]:
-    """What the frozen plan can show."""
-    from recipe.statistics import prospect
-
-    settings, questions = frozen.config, frozen.recorded.counts["items"]
-    return prospect.lines(
-        settings.tasks.test, settings.evaluation.samples_per_task, questions, settings.retention.margin
-    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ MEASURED = {
     "reward": 0.375,
 }  # fmt: skip
 TRAINED = {
-    "steps": 8, "rollouts": 32, "unique_tasks": 7, "mixed_groups": 6, "steps_with_mixed_reward_and_gradient": 5,
+    "steps": 8, "rollouts": 32, "unique_tasks": 7, "mixed_groups": 6, "zero_variance_groups": 2, "steps_with_mixed_reward_and_gradient": 5,
     "grad_norm_min": 0.0125, "grad_norm_max": 2.5, "reward_first_quarter": 0.1, "reward_last_quarter": 0.9,
     "strict_success_first_quarter": 0.2, "strict_success_last_quarter": 0.8,
 }  # fmt: skip

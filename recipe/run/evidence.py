@@ -127,6 +127,16 @@ def baseline_metrics(records: Sequence[Evaluated], samples: int) -> dict[str, fl
     return {**aggregate(records), **prospect.of_baseline(list(successes(records).values()), samples)}
 
 
+def grouped(rollouts: Sequence[RolloutRecord], num_generations: int) -> list[Sequence[RolloutRecord]]:
+    """Rollouts in the order of their groups, by group."""
+    return [rollouts[start : start + num_generations] for start in range(0, len(rollouts), num_generations)]
+
+
+def mixed(group: Sequence[RolloutRecord]) -> bool:
+    """Whether the rewards of a group differ, without which it has no advantages."""
+    return len({rollout.reward for rollout in group}) > 1
+
+
 def step_metrics(rollouts: Sequence[Trained], num_generations: int, dropped: Sequence[RolloutRecord] = ()) -> dict:
     """Aggregates of a step's rollouts; ``mixed_groups`` counts groups whose rewards differ.
 
@@ -134,8 +144,8 @@ def step_metrics(rollouts: Sequence[Trained], num_generations: int, dropped: Seq
     ``all_failure_groups`` are those of them in which every rollout is a strict success, and none. Groups that were
     ``dropped`` are in none of these.
     """
-    groups = [rollouts[start : start + num_generations] for start in range(0, len(rollouts), num_generations)]
-    equal = [group for group in groups if len({rollout.reward for rollout in group}) == 1]
+    groups = grouped(rollouts, num_generations)
+    equal = [group for group in groups if not mixed(group)]
     solved = [sum(bool(rollout.outcome["strict_success"]) for rollout in group) for group in equal]
     return {
         **aggregate(rollouts),

@@ -128,6 +128,16 @@ class Plan:
         groups = grpo.steps * grpo.batch_size // grpo.num_generations
         return random.Random(f"{grpo.seed}/order").sample(self.splits["train"], groups * grpo.candidates)
 
+    def announcement(self) -> list[str]:
+        """What was frozen, and what it can show, for the one who froze it."""
+        from recipe.statistics import prospect
+
+        decided, questions = self.frozen.decided, self.recorded.counts["items"]
+        return [
+            f"{self.kind} plan {self.id[:16]} frozen in {self.run / PLAN}",
+            *prospect.lines(decided.items, decided.samples, questions, decided.margin),
+        ]
+
     @property
     def kind(self) -> str:
         """``practice``; ``trial`` of a sweep; ``pilot`` under the default protocol; else ``custom``."""

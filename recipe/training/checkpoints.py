@@ -79,7 +79,7 @@ def _strip(checkpoint: Path) -> None:
 def latest(stage: Stage) -> tuple[Path | None, int]:
     """The newest whole checkpoint that training goes on from and its step, ``(None, 0)`` without one.
 
-    Not that of the last step, from which transformers would train one more.
+    Not that of the last step: nothing is left to train from there.
 
     Raises:
         CheckFailed: a checkpoint whose files are not those that were written.

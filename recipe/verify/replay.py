@@ -31,6 +31,8 @@ from recipe.run.evidence import (
     Step,
     Trained,
     aggregate,
+    grouped,
+    mixed,
     read_rollouts,
     read_step,
     step_metrics,
@@ -159,16 +161,12 @@ def training(plan: Plan, reader: Reader | None, told: Callable[[], object] = lam
 
 def _first_mixed(step: Step, candidates: list[str], size: int, where: str) -> list[str]:
     """The one task that a step was to train on, by the rewards of all groups that it tried in their frozen order."""
-    dropped = [step.dropped[start : start + size] for start in range(0, len(step.dropped), size)]
-    chosen, equal = len(dropped), not _mixed(step.rollouts)
+    dropped = grouped(step.dropped, size)
+    chosen, equal = len(dropped), not mixed(step.rollouts)
     tried = candidates[1:] if equal else candidates[:chosen]
-    if any(map(_mixed, dropped)) or [record.task_id for record in step.dropped] != _each(tried, size):
+    if any(map(mixed, dropped)) or [record.task_id for record in step.dropped] != _each(tried, size):
         raise CheckFailed(f"{where}: field dropped is not the equal groups that were tried, in the frozen order")
     return candidates[:1] if equal else candidates[chosen : chosen + 1]
-
-
-def _mixed(group: Sequence[RolloutRecord]) -> bool:
-    return len({record.reward for record in group}) > 1
 
 
 def _each(tasks: Sequence[str], size: int) -> list[str]:

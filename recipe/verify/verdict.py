@@ -72,12 +72,11 @@ def _chosen(by: Chosen | None) -> list[str]:
 
 def _learning(found: Derived) -> str:
     failed = [gate for gate, passed in found.gates["grpo"].items() if not passed]
-    training, grpo = found.metrics["grpo"], found.plan.config.grpo
-    groups = training["rollouts"] // grpo.num_generations
-    equal = groups - training["mixed_groups"]
+    training = found.metrics["grpo"]
+    mixed, equal = training["mixed_groups"], training["zero_variance_groups"]
     return (
         f"Learning gates: {'FAILED: ' + ', '.join(failed) if failed else 'passed'}. "
-        f"{training['mixed_groups']} of {groups} groups had mixed rewards"
+        f"{mixed} of {mixed + equal} groups had mixed rewards"
         + (f"; the other {equal} taught nothing but KL." if equal else ".")
     )
 

@@ -88,7 +88,7 @@ def _prepared(given: argparse.Namespace, screen: Screen) -> Path:
     wanted = config.resolve(config.read(given.config))
     if not plan_file.exists():
         frozen = prepare(given.model, given.retention_baseline, wanted, given.output)
-        screen.say(f"{frozen.kind} plan {frozen.id[:16]} frozen in {plan_file}")
+        screen.say("\n".join(frozen.announcement()))
         return plan_file
     frozen = load(plan_file, check_inputs=False).frozen
     for option, found, now in (

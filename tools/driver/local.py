@@ -55,15 +55,10 @@ def run(plan: Plan, stages: Sequence[str], resume: bool) -> int:
         start, log = time.monotonic(), plan.run / "logs" / f"{name}.log"
         command = [sys.executable, "-m", f"experiments.{name}", "--plan", str(plan.run / PLAN)]
         ended = process.run(command, log)
-        if ended.unlogged:
-            print(f"{name}: {log} is incomplete ({ended.unlogged})", file=sys.stderr)
-        if ended.stopped:
-            print(f"{name}: stopped by {ended.stopped.name}; go on with: {_again(plan)}", file=sys.stderr)
-            return 128 + ended.stopped
-        if ended.code:
-            print(f"{name}: failed with exit code {ended.code}; its log is {log}", file=sys.stderr)
-            print(f"once that is mended, go on with: {_again(plan)}", file=sys.stderr)
-            return ended.code if ended.code > 0 else 128 - ended.code
+        if (code := process.failed(ended, name, log, f"go on with: {_again(plan)}")) is not None:
+            if not ended.stopped:
+                print(f"once that is mended, go on with: {_again(plan)}", file=sys.stderr)
+            return code
         if not (plan.run / name / RESULT).exists():
             print(f"{name}: paused; go on with: {_again(plan)}")
             return 0

@@ -28,6 +28,23 @@ class Ended:
     unlogged: OSError | None  # why a part of what it printed is not in its log
 
 
+def failed(ended: Ended, name: str, log: Path, again: str) -> int | None:
+    """Exit code of a driver whose process ``name`` did not end well, after saying so; None of one that did.
+
+    Args:
+        again: how to go on, for people.
+    """
+    if ended.unlogged:
+        print(f"{name}: {log} is incomplete ({ended.unlogged})", file=sys.stderr)
+    if ended.stopped:
+        print(f"{name}: stopped by {ended.stopped.name}; {again}", file=sys.stderr)
+        return 128 + ended.stopped
+    if ended.code:
+        print(f"{name}: failed with exit code {ended.code}; its log is {log}", file=sys.stderr)
+        return ended.code if ended.code > 0 else 128 - ended.code
+    return None
+
+
 def run(command: Sequence[str], log: Path) -> Ended:
     """Run a command from the checkout's root to its end."""
     bars = {BARS: "1"} if sys.stderr.isatty() else {}

@@ -240,14 +240,8 @@ def local(sweep: Sweep, say: Callable[[str], None]) -> int:
         start = time.monotonic()
         command = [sys.executable, "-m", "experiments.sweep", "--sweep", str(sweep.folder), "--trial", str(number)]
         ended = process.run(command, log)
-        if ended.unlogged:
-            print(f"{name}: {log} is incomplete ({ended.unlogged})", file=sys.stderr)
-        if ended.stopped:
-            print(f"{name}: stopped by {ended.stopped.name}; the same command goes on", file=sys.stderr)
-            return 128 + ended.stopped
-        if ended.code:
-            print(f"{name}: failed with exit code {ended.code}; its log is {log}", file=sys.stderr)
-            return ended.code if ended.code > 0 else 128 - ended.code
+        if (code := process.failed(ended, name, log, "the same command goes on")) is not None:
+            return code
         if not done.exists():
             say(f"{name}: paused; the same command goes on")
             return 0

@@ -165,6 +165,6 @@ def promote(folder: Path, output: Path) -> None:
     plan = plans.prepare(*inputs, settings, output, chosen=chosen)
     for line in sweep.verdict(there):
         print(line)
-    print(f"{plan.kind} plan {plan.id[:16]} frozen in {plan.run / plans.PLAN}")
+    print("\n".join(plan.announcement()))
     if plan.frozen.sources != base.sources:
         print("the sources differ from those of the sweep; the plan has its own")
